@@ -1,0 +1,45 @@
+# The only two commands a newcomer needs: make demo, make test. Each makes .venv and installs what it needs.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+
+.PHONY: demo test test-slow lint bench docs clean
+
+demo: .venv/demo.done
+	$(BIN)/statsbridge demo
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+test-slow: .venv/dev.done
+	$(BIN)/python -m pytest -q -m slow
+
+lint: .venv/dev.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/dev.done
+	$(BIN)/python benchmarks/overhead.py
+
+docs: .venv/dev.done
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf .venv build dist site statsbridge-runs
+
+# torch goes first and pinned: asked for as a mere dependency, pip may take another build of several gigabytes.
+.venv/torch.done:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	touch $@
+
+.venv/demo.done: .venv/torch.done pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo]'
+	touch $@
+
+.venv/dev.done: .venv/torch.done pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@

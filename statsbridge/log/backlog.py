@@ -1,0 +1,102 @@
+"""Rows between memory and disk: numbered, cut into parts, and kept while the disk cannot take them."""
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from .files import make_folder, write_durably
+from .parts import encode, part_folder
+
+# What waits for a disk that is full: some minutes to hours of a run. Beyond it new rows are dropped, not old
+# ones: what is there stays without gaps.
+BACKLOG_BYTES = 256 << 20
+PART_BYTES = 64 << 20
+
+# Modules first: a reader that lists the tables the other way round finds the module of every row of `stats`.
+WRITE_ORDER = ("modules", "stats", "scalars", "events")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A part that is encoded and numbered: the same bytes under the same name until they are on disk."""
+
+    name: str
+    data: pa.Buffer
+    rows: int
+    nbytes: int
+
+
+class Backlog:
+    """The rows of one rank that are not on disk yet. Used by the writer's thread only.
+
+    `dropped` counts the rows of each table that found no room; `nbytes` is the size of what waits.
+    """
+
+    def __init__(self, run: Path, rank: int, attempt: int) -> None:
+        self._run = run
+        self._rank = rank
+        self._attempt = attempt
+        self._waiting: dict[str, deque[pa.Table]] = {table: deque() for table in WRITE_ORDER}
+        self._ready: dict[str, _Ready] = {}
+        self._next = dict.fromkeys(WRITE_ORDER, 0)
+        self.nbytes = 0
+        self.dropped: dict[str, int] = {}
+
+    def add(self, table: str, rows: pa.Table) -> None:
+        """Take the rows of one piece of work, which will share one part, or count them as dropped."""
+        if self.nbytes and self.nbytes + rows.nbytes > BACKLOG_BYTES:
+            self.dropped[table] = self.dropped.get(table, 0) + rows.num_rows
+            return
+        self._waiting[table].append(rows)
+        self.nbytes += rows.nbytes
+
+    def write(self) -> OSError | None:
+        """Write all that waits; the first thing that went wrong, or None when all is on disk."""
+        failure: OSError | None = None
+        for table in WRITE_ORDER:
+            try:
+                self._write_table(table)
+            except OSError as error:
+                failure = failure or error
+        return failure
+
+    def give_up(self) -> int:
+        """Count what still waits as dropped; the number of these rows."""
+        lost = 0
+        for table, waiting in self._waiting.items():
+            ready = self._ready.pop(table, None)
+            rows = sum(rows.num_rows for rows in waiting) + (ready.rows if ready else 0)
+            waiting.clear()
+            if rows:
+                self.dropped[table] = self.dropped.get(table, 0) + rows
+            lost += rows
+        self.nbytes = 0
+        return lost
+
+    def _write_table(self, table: str) -> None:
+        while (part := self._ready.get(table) or self._encode_next(table)) is not None:
+            folder = part_folder(self._run, table, self._rank)
+            if self._run.is_dir():  # a run that the user deleted is not made again
+                make_folder(folder)
+            write_durably(folder / part.name, part.data)
+            del self._ready[table]
+            self._next[table] += part.rows
+            self.nbytes -= part.nbytes
+
+    def _encode_next(self, table: str) -> _Ready | None:
+        waiting = self._waiting[table]
+        if not waiting:
+            return None
+        chosen = [waiting.popleft()]
+        nbytes = chosen[0].nbytes
+        while waiting and nbytes + waiting[0].nbytes <= PART_BYTES:
+            nbytes += waiting[0].nbytes
+            chosen.append(waiting.popleft())
+        rows = pa.concat_tables(chosen)
+        name, data = encode(table, rows, first=self._next[table], attempt=self._attempt)
+        # Numbers are used up only by what is on disk, so a part that failed is tried again as it is: where
+        # only the fsync of its folder failed, it is there already.
+        self._ready[table] = _Ready(name, data, rows.num_rows, nbytes)
+        return self._ready[table]

@@ -1,0 +1,167 @@
+"""The runs of a folder: what `statsbridge ls` shows of each, and how a name becomes one of them."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import LogError
+from .folder import STALE, WriterState
+from .parts import Part, distinct_steps, list_parts, refuse_newer
+from .schema import SCHEMAS
+
+_SHOWN = 20  # choices in a message that must stay readable
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run in a list of runs.
+
+    `state`: running, finished, stopped, crashed, or created (nothing has written it yet); of several ranks
+    the one that needs attention most. `steps` and `sampled_steps`: different steps in `scalars` and in
+    `stats` of the lowest rank. `rows`: table → rows of all ranks. `bytes`: size of all parts.
+    """
+
+    id: str
+    name: str
+    path: Path
+    created: datetime
+    state: str
+    steps: int
+    sampled_steps: int
+    rows: Mapping[str, int]
+    bytes: int
+
+
+def list_runs(dir: str | Path = "statsbridge-runs") -> list[RunSummary]:
+    """The runs in the folder `dir`, oldest first; none if there is no such folder.
+
+    Runs whose `run.json` cannot be read, or was written by a newer version, are left out. Steps in damaged
+    parts do not count.
+    """
+    summaries = []
+    for run in _runs_in(Path(dir)):
+        with suppress(LogError):
+            summaries.append(_summary(run, read_info(run)))
+    return summaries
+
+
+def resolve_run(text: str | Path, dir: str | Path = "statsbridge-runs") -> Path:
+    """The folder of the run that `text` means.
+
+    `text` is its path; or, inside `dir`, its id, a unique beginning of the id, its name, or "latest".
+
+    Raises LogError with the choices where that is none or several.
+    """
+    path = Path(text)
+    if (path / "run.json").is_file():
+        return path.absolute()
+    runs = _runs_in(Path(dir))
+    if isinstance(text, str) and runs:
+        if text == "latest":
+            return runs[-1].absolute()
+        exact = [run for run in runs if run.name == text]
+        named = [run for run in runs if _name(run) == text]
+        beginning = [run for run in runs if text and run.name.startswith(text)]
+        found = exact or named or beginning
+        if len(found) == 1:
+            return found[0].absolute()
+        if found:
+            raise LogError(f"{text!r} fits {len(found)} runs, give one id: {_choices(found)}")
+    if inside := _runs_in(path):
+        raise LogError(f"{os.fspath(text)!r} holds runs, give the path of one: {_choices(inside)}")
+    if not runs:
+        raise LogError(f"no run {os.fspath(text)!r}: it is no run's folder, and there are no runs in {str(dir)!r}")
+    raise LogError(f"no run {os.fspath(text)!r} in {str(dir)!r}; there are: {_choices(runs)}")
+
+
+def read_info(run: Path) -> dict[str, Any]:
+    """What `run.json` says. Raises LogError where it cannot be read, SchemaTooNew for a run of the future."""
+    try:
+        info = json.loads((run / "run.json").read_bytes())
+        version = int(info["schema_version"])
+        datetime.fromisoformat(info["created"])
+        missing = {"id", "name"}.difference(info)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LogError(f"{run / 'run.json'} cannot be read: {error}") from error
+    if missing:
+        raise LogError(f"{run / 'run.json'} lacks {', '.join(sorted(missing))}")
+    refuse_newer(version, f"run {run.name}")
+    return dict(info)
+
+
+def run_state(run: Path) -> str:
+    """The state of a run as `RunSummary` words it."""
+    states = {_writer_state(file) for file in (run / "writers").glob("rank=*.json")}
+    return next((state for state in ("crashed", "running", "stopped", "finished") if state in states), "created")
+
+
+def _writer_state(file: Path) -> str:
+    try:
+        writer = WriterState(**json.loads(file.read_bytes()))
+        silent = (datetime.now(UTC) - datetime.fromisoformat(writer.heartbeat)).total_seconds()
+    except (OSError, ValueError, TypeError):
+        return "crashed"
+    if writer.state == "running" and (silent > STALE or _is_gone(writer)):
+        return "crashed"
+    return writer.state
+
+
+def _is_gone(writer: WriterState) -> bool:
+    if os.name == "nt" or writer.host != socket.gethostname():  # on Windows signal 0 would end the process
+        return False
+    try:
+        os.kill(writer.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def _runs_in(dir: Path) -> list[Path]:
+    return sorted(file.parent for file in dir.glob("*/run.json"))
+
+
+def _choices(runs: Sequence[Path]) -> str:
+    newest = [f"{run.name} ({_name(run) or 'unreadable'})" for run in reversed(runs)]
+    more = f" and {len(newest) - _SHOWN} older" if len(newest) > _SHOWN else ""
+    return ", ".join(newest[:_SHOWN]) + more
+
+
+def _name(run: Path) -> str | None:
+    try:
+        return str(read_info(run)["name"])
+    except LogError:
+        return None
+
+
+def _summary(run: Path, info: Mapping[str, Any]) -> RunSummary:
+    parts = {table: list_parts(run, table) for table in SCHEMAS}
+    return RunSummary(
+        id=run.name,
+        name=str(info["name"]),
+        path=run.absolute(),
+        created=datetime.fromisoformat(info["created"]),
+        state=run_state(run),
+        steps=distinct_steps(_of_lowest_rank(parts["scalars"])),
+        sampled_steps=distinct_steps(_of_lowest_rank(parts["stats"])),
+        rows={table: sum(part.rows for part in found) for table, found in parts.items()},
+        bytes=sum(_size(part) for found in parts.values() for part in found),
+    )
+
+
+def _of_lowest_rank(parts: Sequence[Part]) -> list[Part]:
+    return [part for part in parts if part.rank == parts[0].rank]
+
+
+def _size(part: Part) -> int:
+    try:
+        return part.path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,283 @@
+"""The writer of one rank of a run: a queue, and one thread that turns it into parts."""
+
+import os
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from ..errors import LogError, StatsBridgeWarning
+from .backlog import BACKLOG_BYTES, PART_BYTES, Backlog
+from .ending import unwatch, watch
+from .files import make_folder
+from .folder import HEARTBEAT, this_writer, write_state, writer_file
+from .schema import Columns, to_table
+
+# Work that waits for the writer's thread, in rows by the caller's count (work of no rows counts as one).
+QUEUE_ROWS = 200_000
+# Work that fails at every step must not fill the disk with its tracebacks.
+INTERNAL_ERRORS = 100
+
+Work = Callable[[], Mapping[str, Columns]]
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """Flush; and then, where `state` is given, stop in that state."""
+
+    state: str | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+    succeeded: bool = False
+
+
+_WORK = _Request()  # there is work: flush when the interval is over
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, StatsBridgeWarning, stacklevel=2)
+
+
+class Writer:
+    """Writes the rows of one rank of a run, from a daemon thread.
+
+    Files appear at most once each `flush_interval` seconds, at once for urgent work, at `close`, at exit and
+    at SIGTERM where nobody else handles it. In a forked child it does nothing at all.
+
+    Nothing here raises into training. Where the disk refuses, rows wait in a bounded buffer
+    (`BACKLOG_BYTES`); `on_warning` (by default `warnings.warn`) hears each cause once, from the writer's
+    thread; rows that found no room are counted in `dropped` and recorded as events `rows_dropped` once
+    writing works again.
+
+    Raises LogError if another writer has this rank of the run, or if the run folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        rank: int = 0,
+        attempt: int = 0,
+        flush_interval: float = 1.0,
+        on_warning: Callable[[str], None] | None = None,
+    ) -> None:
+        self._path = Path(path)
+        self._process = os.getpid()
+        self._interval = flush_interval
+        self._on_warning = on_warning or _warn
+        self._said: set[str] = set()
+        self._identity = this_writer(rank, attempt)
+        self._claim(rank)
+        self._backlog = Backlog(self._path, rank, attempt)
+        self._internal_errors = 0
+        self._reported: dict[str, int] = {}
+        self._flushed_at = self._beat_at = time.monotonic()
+
+        self._work: deque[tuple[int, Work]] = deque()
+        # Reentrant, because a signal handler of the user's may submit while submit is running.
+        self._counting = threading.RLock()
+        self._rows_given = 0
+        self._rows_taken = 0
+        self._rows_refused = 0
+        # SimpleQueue.put may be called from a signal handler, whatever that has interrupted.
+        self._requests: SimpleQueue[_Request] = SimpleQueue()
+        self._awake = False
+        self._closing: _Request | None = None
+        self._thread = threading.Thread(target=self._serve, name="statsbridge-writer", daemon=True)
+        self._thread.start()
+        watch(self)
+
+    def _claim(self, rank: int) -> None:
+        file = writer_file(self._path, rank)
+        if file.exists():
+            raise LogError(f"{file} exists: rank {rank} of this run has been written already; start a new run")
+        try:
+            make_folder(file.parent)
+            write_state(self._path, self._identity, "running")
+        except OSError as error:
+            raise LogError(f"cannot write {file}: {error.strerror or error}") from error
+
+    # ---- the training thread -------------------------------------------------------------------------------
+
+    def submit(self, work: Work, *, rows: int = 0, urgent: bool = False) -> bool:
+        """Queue `work`; the writer's thread calls it to get {table: columns} (see `schema.to_table`).
+
+        All its rows of one table go into one part. `rows` is about how many rows it makes. Never blocks,
+        never raises. False where the work was refused: the queue is full, the writer is closed, or this is a
+        forked child.
+        """
+        if self._closing is not None or self._process != os.getpid():
+            return False
+        weight = max(rows, 1)
+        with self._counting:
+            if self._rows_given - self._rows_taken + weight > QUEUE_ROWS and self._work:
+                self._rows_refused += weight
+                return False
+            self._rows_given += weight
+        self._work.append((weight, work))
+        if urgent:
+            self._requests.put(_Request())
+        elif not self._awake:
+            # Once an interval, not once a step: waking the thread costs training the interpreter lock.
+            self._awake = True
+            self._requests.put(_WORK)
+        return True
+
+    def flush(self, timeout: float | None = 10) -> bool:
+        """Wait until all that was submitted so far is on disk, or recorded there as dropped.
+
+        False where that is not so after `timeout` seconds (None: no limit), and in a forked child.
+        """
+        if self._process != os.getpid():
+            return False
+        request = self._closing or _Request()
+        if request is not self._closing:
+            self._requests.put(request)
+        return request.done.wait(timeout) and request.succeeded
+
+    def close(self, timeout: float = 60, state: str = "finished") -> bool:
+        """Write everything and stop, waiting at most `timeout` seconds; what `flush` returns.
+
+        `state` is what the run folder then says of this writer. Call it as often as you like.
+        """
+        if self._process != os.getpid():
+            return False
+        done = self.begin_close(state).wait(timeout)
+        unwatch(self)
+        return done and self._closing is not None and self._closing.succeeded
+
+    def begin_close(self, state: str) -> threading.Event:
+        """Ask the thread to write everything and stop; the event that says it has. Never waits."""
+        if self._closing is None:
+            self._closing = _Request(state)
+            self._requests.put(self._closing)
+        return self._closing.done
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Table → rows lost so far; "queue": rows, by the caller's count, of work that was refused."""
+        refused = {"queue": self._rows_refused} if self._rows_refused else {}
+        return {**self._backlog.dropped, **refused}
+
+    # ---- the writer's thread -------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        state = None
+        while state is None:
+            requests = self._wait()
+            # Before the queue is emptied: work that comes from now on wakes us again.
+            self._awake = False
+            succeeded = self._flush()
+            state = next((request.state for request in requests if request.state is not None), None)
+            if state is None:
+                self._beat("running", every=HEARTBEAT)
+            else:
+                self._stop(state)
+            for request in requests:
+                request.succeeded = succeeded
+                request.done.set()
+
+    def _wait(self) -> list[_Request]:
+        """Sleep until a flush is due; the requests that it will satisfy."""
+        request = self._next_request(HEARTBEAT)
+        while request is _WORK:
+            request = self._next_request(self._flushed_at + self._interval - time.monotonic())
+        requests = []
+        while request is not None:
+            requests.append(request)
+            request = self._next_request(0)
+        return requests
+
+    def _next_request(self, timeout: float) -> _Request | None:
+        try:
+            return self._requests.get(timeout=max(timeout, 0))
+        except Empty:
+            return None
+
+    def _flush(self) -> bool:
+        try:
+            failure: Exception | None = self._take_work() or self._backlog.write()
+            if failure is None and self._record_dropped():
+                failure = self._backlog.write()
+        except Exception as error:  # this thread outlives everything: a dead one would lose the rest of the run
+            failure = error
+        if failure is not None:
+            waiting = f"rows wait in memory (up to {BACKLOG_BYTES >> 20} MiB) and writing is tried again"
+            self._say("write", f"cannot write to {self._path}: {failure}; training goes on, {waiting}")
+        self._flushed_at = time.monotonic()
+        return failure is None
+
+    def _take_work(self) -> OSError | None:
+        # First what an earlier flush could not write: where it can be now, that makes room for the rest.
+        failure = self._backlog.write()
+        for _ in range(len(self._work)):
+            rows, work = self._work.popleft()
+            self._rows_taken += rows
+            self._convert(work)
+            if failure is None and self._backlog.nbytes >= PART_BYTES:
+                failure = self._backlog.write()
+        return failure
+
+    def _convert(self, work: Work) -> None:
+        try:
+            tables = work()
+        except BaseException:  # SystemExit too: it would end this thread in silence
+            self._record_internal_error()
+            return
+        for name, columns in tables.items():
+            try:
+                rows = to_table(name, columns)
+            except Exception:
+                self._record_internal_error()
+            else:
+                if rows.num_rows:
+                    self._backlog.add(name, rows)
+
+    def _record_internal_error(self) -> None:
+        text = traceback.format_exc()
+        self._say("internal_error", f"some rows could not be made, training goes on:\n{text}")
+        self._internal_errors += 1
+        if self._internal_errors <= INTERNAL_ERRORS:
+            self._record_event("internal_error", text)
+
+    def _record_dropped(self) -> bool:
+        """Make an event of the rows lost since the last one; whether there were any."""
+        lost = {table: rows - self._reported.get(table, 0) for table, rows in self.dropped.items()}
+        lost = {table: rows for table, rows in lost.items() if rows}
+        for table, rows in lost.items():
+            self._reported[table] = self._reported.get(table, 0) + rows
+            if table == "queue":
+                text = f"about {rows} rows were not recorded: steps came faster than they could be written"
+            else:
+                text = f"{rows} rows of {table} were not recorded: the disk could not be written for too long"
+            self._say(f"dropped {table}", text)
+            self._record_event("rows_dropped", text, value=float(rows))
+        return bool(lost)
+
+    def _record_event(self, kind: str, message: str, value: float | None = None) -> None:
+        event = {"time": time.time(), "kind": kind, "severity": "warning", "message": message, "value": value}
+        self._backlog.add("events", to_table("events", event))
+
+    def _say(self, cause: str, text: str) -> None:
+        if cause not in self._said:
+            self._said.add(cause)
+            with suppress(Exception):  # where warnings are errors
+                self._on_warning(f"statsbridge: {text}")
+
+    def _beat(self, state: str, every: float) -> None:
+        now = time.monotonic()
+        if now - self._beat_at >= every:
+            self._beat_at = now
+            with suppress(OSError):  # the rows matter; the next beat tries again
+                write_state(self._path, self._identity, state)
+
+    def _stop(self, state: str) -> None:
+        lost = self._backlog.give_up()
+        if lost:
+            self._say("lost", f"{lost} rows could not be written to {self._path} and are lost")
+        self._beat(state, every=0)

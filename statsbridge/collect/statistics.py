@@ -1,0 +1,118 @@
+"""Statistics of tensors: `measure` in the training thread, `pack` once a step, `Reducer` in the background.
+
+The training thread does only what cannot wait: sums over large tensors, a copy of small ones. What is finished,
+merged and estimated from those is done for all tensors of a step at once, in float64, by the background thread.
+"""
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ..moments import STATISTICS
+from .blocks import fold_expanded
+from .device_kernel import measure_on_device
+from .host_kernel import compute_dtype, measure_blocks
+from .packing import pack
+from .piece import PLAIN_DTYPES, SMALL, Piece, Wanted
+from .reduce import Reducer
+
+__all__ = ["STATISTICS", "Piece", "Reducer", "Wanted", "measure", "pack", "runs_on_host"]
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def runs_on_host(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's values can be looked at without waiting for a device."""
+    return tensor.device.type == "cpu"
+
+
+def measure(
+    tensor: torch.Tensor,
+    wanted: Wanted,
+    *,
+    minus: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+) -> Piece:
+    """Measure `(tensor − minus) / scale`. TRAINING THREAD.
+
+    Args:
+        tensor: of any shape, layout and dtype. It is not changed, and may be overwritten right after the call.
+        wanted: what to compute besides the statistics that come for free.
+        minus: of the same shape and device; what a parameter was before the step.
+        scale: one element, positive, on any device: the scale of a GradScaler.
+
+    Returns:
+        A piece for `Reducer.add`. Its `status` is `integer` (booleans too), `complex`, `empty`, `meta` or
+        `unsupported` where there are no numbers, only a count.
+
+    Nothing waits for a device, except for the coalescing of a sparse gradient, and for a scale that lies on another
+    device than its tensor.
+    """
+    if is_lazy(tensor) or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return Piece("unsupported", _element_count(tensor))
+    tensor = tensor.detach()
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.as_subclass(torch.Tensor)
+    status = _without_numbers(tensor)
+    if status is not None:
+        return Piece(status, _element_count(tensor))
+    if tensor.layout != torch.strided:
+        return _measure_sparse(tensor, wanted, scale)
+    minus = None if minus is None else minus.detach()
+    return _measure_strided(tensor, wanted, minus, scale)
+
+
+def _without_numbers(tensor: torch.Tensor) -> str | None:
+    if tensor.layout not in (torch.strided, torch.sparse_coo, *_COMPRESSED) or tensor.is_nested or tensor.is_quantized:
+        return "unsupported"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "unsupported"
+    if not tensor.dtype.is_floating_point:
+        return "complex" if tensor.dtype.is_complex else "integer"
+    if tensor.numel() == 0:
+        return "empty"
+    return "meta" if tensor.is_meta else None
+
+
+def _element_count(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.numel()
+    except (RuntimeError, ValueError):  # ragged dimensions, or none yet
+        return 0
+
+
+def _measure_strided(
+    tensor: torch.Tensor, wanted: Wanted, minus: torch.Tensor | None, scale: torch.Tensor | None
+) -> Piece:
+    piece = Piece(None, tensor.numel())
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    if minus is None:
+        tensor, piece.repeat = fold_expanded(tensor)
+    if not runs_on_host(tensor):
+        piece.parts = measure_on_device(tensor, minus, wanted, scale)
+        return piece
+    if scale is not None:
+        piece.scale = float(scale)
+    if tensor.numel() <= SMALL:
+        piece.values = _copy(tensor, minus)
+    else:
+        piece.raw, piece.values, piece.histogram = measure_blocks(tensor, minus, wanted, piece.scale)
+    return piece
+
+
+def _copy(tensor: torch.Tensor, minus: torch.Tensor | None) -> torch.Tensor:
+    """The elements of `tensor − minus`, in one dimension, in memory of their own."""
+    if minus is not None:
+        dtype = compute_dtype(tensor, minus)
+        return (tensor.to(dtype) - minus.to(dtype)).reshape(-1)
+    if tensor.dtype not in PLAIN_DTYPES:
+        tensor = tensor.float()
+    return tensor.clone(memory_format=torch.contiguous_format).view(-1)
+
+
+def _measure_sparse(tensor: torch.Tensor, wanted: Wanted, scale: torch.Tensor | None) -> Piece:
+    values = tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.values()
+    implied = tensor.numel() - values.numel()
+    piece = _measure_strided(values, wanted, None, scale) if values.numel() else Piece(None, 0)
+    piece.count, piece.implied_zeros = tensor.numel(), implied
+    return piece

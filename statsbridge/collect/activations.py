@@ -1,0 +1,272 @@
+"""Activations and their gradients on a sampled step: what every tracked module put out, and what came back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from .calls import CallTable
+from .filters import Filters
+from .forward import Flow, ForwardPass
+from .gradients import GradientHook
+from .modules import ModuleEntry, ModuleIndex
+from .order import DepthTracer
+from .outputs import ViewWatch, gradient_target, tensors_in
+from .parameters import Measure
+from .rows import BY_HAND, Key, Rows
+from .statistics import Piece
+
+
+class Reporter(Protocol):
+    """Takes what could not be done; never raises."""
+
+    def event(self, kind: str, message: str, *, severity: str = "warning") -> None: ...
+    def trouble(self, where: str, module: str, error: BaseException) -> None: ...
+
+
+@dataclass(slots=True)
+class _Seen:
+    """An output that was measured already: a container's output is often its last child's very tensor."""
+
+    reference: weakref.ref[torch.Tensor]
+    version: int
+    piece: Piece | None
+    hook: GradientHook | None = None
+    watch: ViewWatch | None = None
+
+
+class ActivationWatch:
+    """Fills the rows of activations from the forward passes it is shown (a `ForwardListener`)."""
+
+    def __init__(
+        self,
+        index: ModuleIndex,
+        filters: Filters,
+        calls: CallTable,
+        measure: Measure,
+        scale: Callable[[], torch.Tensor | None],
+        relieve: Callable[[], None],
+        reporter: Reporter,
+        *,
+        count_eval: bool,
+        tracing: bool,
+    ) -> None:
+        self._index = index
+        self._filters = filters
+        self._calls = calls
+        self._measure = measure
+        self._scale = scale
+        self._relieve = relieve  # called when rows may have become too many to hold
+        self._reporter = reporter
+        self._count_eval = count_eval
+        self._tracing = tracing
+        self._traced: set[int] = set()
+        self._chosen: list[bool] = []
+        self._rows: Rows | None = None
+
+    def open(self, rows: Rows) -> None:
+        """Fill these rows from now on."""
+        self._rows = rows
+        self._chosen = [self._filters.module(entry.name) for entry in self._index.entries]
+        self._hooks: list[GradientHook] = []
+        self._leaf_handles: list[Any] = []
+        self._unhooked: set[Key] = set()
+        self._views: list[tuple[Key, ViewWatch]] = []
+        self.counted = 0
+        self.eval_only = 0
+
+    def close(self) -> None:
+        """Let go of the rows, and of hooks in graphs that the user keeps."""
+        for hook in self._hooks:
+            hook.silence()
+        for handle in self._leaf_handles:
+            handle.remove()
+        self._rows = None
+
+    def settle(self, rows: Rows) -> None:
+        """Give every row without numbers its reason, and every module that was not called its row."""
+        for key, watch in self._views:
+            if watch.modified():
+                rows.row(key).status = "view_modified"
+        for row in rows:
+            if row.key.site in ("activation_grad", "tensor_grad") and not row.measured and row.status is None:
+                row.status = "no_grad"
+        if "activation" in self._filters.sites:
+            called = {row.key.module for row in rows if row.key.site == "activation"}
+            for entry in self._index.entries:
+                if self._chosen[entry.index] and entry.index not in called and self._callable(entry):
+                    rows.row(Key(entry.index, 0, "activation", "")).status = "not_called"
+
+    def log_tensor(self, name: str, tensor: torch.Tensor, grad: bool) -> None:
+        """A tensor given by hand; with `grad`, its gradient too where one arrives."""
+        rows = self._rows
+        if rows is None:
+            return
+        key = Key(BY_HAND, 0, "tensor", name)
+        piece = self._measure(key, tensor)
+        if piece is not None:
+            rows.add(key, piece)
+            self._relieve()
+        if grad:
+            gradient_key = Key(BY_HAND, 0, "tensor_grad", name)
+            rows.row(gradient_key)
+            if tensor.requires_grad:
+                self._hook(tensor, [gradient_key], None)
+
+    # ------------------------------------------------------------------ what ForwardHooks calls
+
+    def wants(self, root: ModuleEntry, module: nn.Module) -> bool:
+        """Whether a forward that starts now counts as training."""
+        with_gradients = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if self._count_eval or (with_gradients and any(child.training for child in module.modules())):
+            return True
+        self.eval_only += with_gradients
+        return False
+
+    def tracer(self, root: ModuleEntry) -> DepthTracer | None:
+        """A tracer where this forward's calls are not known yet."""
+        return DepthTracer() if self._tracing and root.index not in self._traced else None
+
+    def output(self, forward: ForwardPass, entry: ModuleEntry, call: int, flow: Flow) -> None:
+        """Measure what a module put out, and ask for the gradients that will come back."""
+        if not self._chosen[entry.index]:
+            return
+        outputs = list(tensors_in(flow.output))
+        for path, tensor in outputs:
+            if forward.recompute:
+                self._recomputed(Key(entry.index, call, "activation_grad", path), tensor)
+                continue
+            seen = self._activation(forward, Key(entry.index, call, "activation", path), tensor)
+            if "activation_grad" in self._filters.sites and tensor.is_floating_point():
+                key = Key(entry.index, call, "activation_grad", path)
+                forward.records.append((key, None))
+                self._expect(forward, key, tensor, seen, flow, [other for _, other in outputs])
+
+    def completed(self, forward: ForwardPass) -> None:
+        """The outermost forward has ended well: its rows count."""
+        forward.outcome = True
+        rows = self._rows
+        if rows is None:
+            return
+        self.counted += 1
+        for key, piece in forward.records:
+            if piece is not None:
+                rows.add(key, piece)
+            elif key.site == "activation":
+                rows.row(key).status = "internal_error"  # measuring it has failed, in this row or in its twin
+            else:
+                rows.row(key)
+        self._place_calls(forward)
+        self._relieve()
+
+    def abandoned(self, forward: ForwardPass) -> None:
+        """It raised or was interrupted: nothing of it counts, not even gradients that arrive later."""
+        forward.outcome = False
+
+    # ------------------------------------------------------------------ inside
+
+    def _activation(self, forward: ForwardPass, key: Key, tensor: torch.Tensor) -> _Seen:
+        wanted = "activation" in self._filters.sites
+        seen = forward.seen.get(id(tensor))
+        version = _version(tensor)
+        if seen is None or seen.reference() is not tensor or seen.version != version:
+            piece = self._measure(key, tensor) if wanted else None
+            seen = forward.seen[id(tensor)] = _Seen(weakref.ref(tensor), version, piece)
+        if wanted:
+            forward.records.append((key, seen.piece))
+        return seen
+
+    def _expect(
+        self,
+        forward: ForwardPass,
+        key: Key,
+        tensor: torch.Tensor,
+        seen: _Seen,
+        flow: Flow,
+        outputs: list[torch.Tensor],
+    ) -> None:
+        """Hook the gradient of an output, once for all rows that the same tensor stands in."""
+        target = None if seen.hook else gradient_target(tensor, flow.leaf, flow.inputs, outputs)
+        if seen.hook is not None:
+            seen.hook.keys.append(key)
+        elif target is None:
+            self._unhooked.add(key)
+        else:
+            seen.hook = self._hook(target.tensor, [key], forward)
+            seen.watch = target.watch
+        if seen.watch is not None:
+            self._views.append((key, seen.watch))
+
+    def _recomputed(self, key: Key, tensor: torch.Tensor) -> None:
+        """A checkpoint runs its forward again: where the first had no graph, gradients reach these outputs.
+
+        A recompute does not say which call it repeats: with one call there is no doubt, with several no number.
+        """
+        if self._rows is None or key._replace(call=0) not in self._unhooked or not tensor.requires_grad:
+            return
+        several = key._replace(call=1) in self._unhooked
+        if not several:
+            self._hook(tensor, [key._replace(call=0)], None)
+            return
+        for row in list(self._rows):
+            if row.key._replace(call=0) == key._replace(call=0):
+                row.status = "recompute_order_unknown"
+
+    def _hook(self, target: torch.Tensor, keys: list[Key], forward: ForwardPass | None) -> GradientHook:
+        hook = GradientHook(keys, partial(self._arrived, forward), self._reporter.trouble)
+        handle = target.register_hook(hook)  # type: ignore[no-untyped-call]
+        self._hooks.append(hook)
+        if target.is_leaf:
+            self._leaf_handles.append(handle)  # it would outlive the graph
+        return hook
+
+    def _arrived(self, forward: ForwardPass | None, keys: list[Key], gradient: torch.Tensor, again: bool) -> None:
+        rows = self._rows
+        if rows is None or (forward is not None and forward.outcome is False):
+            return
+        if again:
+            for key in keys:
+                rows.row(key).status = "several_backwards"
+            return
+        piece = self._measure(keys[0], gradient, scale=self._scale())
+        for key in keys:
+            if piece is None:
+                rows.row(key).status = "internal_error"
+                continue
+            if forward is None or forward.outcome:
+                rows.add(key, piece)
+            else:
+                forward.records.append((key, piece))  # a backward inside the forward
+        self._relieve()
+
+    def _place_calls(self, forward: ForwardPass) -> None:
+        root = forward.root.index
+        tracer = forward.tracer
+        if tracer is not None and tracer.failed is None:
+            self._calls.traced(root, forward.executed, "runtime")
+            self._traced.add(root)
+            return
+        if tracer is not None:
+            self._traced.add(root)
+            self._reporter.event("order_not_traced", f"depth could not be traced: {tracer.failed!r}; order only")
+        unknown = [(module, call) for module, call, _ in forward.executed if not self._calls.known(module, call)]
+        if unknown:
+            self._calls.met(root, unknown)
+            if tracer is None:
+                self._traced.discard(root)
+
+    def _callable(self, entry: ModuleEntry) -> bool:
+        """A ModuleList and its like have no forward: they are never called."""
+        module = self._index.module(entry)
+        return module is not None and type(module).forward is not nn.Module.forward
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # Inference tensors count no versions; they cannot be changed in place outside inference mode either.
+    return -1 if tensor.is_inference() else tensor._version

@@ -1,0 +1,39 @@
+"""Gradients of activations: tensor hooks that fill rows when the backward pass reaches an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .rows import Key
+
+#: Called with the rows to fill and the gradient; `again` where this output's gradient arrived before.
+Arrival = Callable[[list[Key], torch.Tensor, bool], None]
+
+
+class GradientHook:
+    """The hook on one output. It outlives its window where the user keeps the graph: then it does nothing."""
+
+    __slots__ = ("_arrival", "_trouble", "fired", "keys")
+
+    def __init__(self, keys: list[Key], arrival: Arrival, trouble: Callable[[str, str, BaseException], None]) -> None:
+        self.keys = keys
+        self.fired = False
+        self._arrival: Arrival | None = arrival
+        self._trouble = trouble
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        # A gradient that itself requires grad belongs to an inner pass (a gradient penalty), not to the step's.
+        arrival = self._arrival
+        if arrival is None or gradient is None or gradient.requires_grad:
+            return
+        try:
+            again, self.fired = self.fired, True
+            arrival(self.keys, gradient, again)
+        except Exception as error:
+            self._trouble("the hook on a gradient", "", error)
+
+    def silence(self) -> None:
+        """Let go of the window."""
+        self._arrival = None

@@ -1,0 +1,74 @@
+"""Global L2 norms over many tensors, of all their elements: NaN where there is one, Inf where there is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from . import statistics
+
+#: Squares of float32 values outside this range of norms lose digits to under- or overflow.
+_SAFE = (1e-15, 1e18)
+_SMALL = 65_536
+
+
+def global_norm(tensors: Sequence[torch.Tensor]) -> float | torch.Tensor:
+    """sqrt(Σ x²) over all elements of all tensors: a float, or a 0-d tensor where any lies on an accelerator.
+
+    Nothing waits for an accelerator. On the host the dot product is 2 to 7 times as fast as a vector norm
+    and closer to float64 than torch's multi-tensor norm.
+    """
+    dense = [_strided(tensor.detach()) for tensor in tensors]
+    dense = [tensor for tensor in dense if tensor.numel()]
+    if not dense:
+        return 0.0
+    elsewhere = [tensor.device for tensor in dense if not statistics.runs_on_host(tensor)]
+    if not elsewhere:
+        return _host_norm(dense)
+    device = elsewhere[0]
+    norms = [norm.to(device, torch.float32, non_blocking=True) for norm in torch._foreach_norm(dense)]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+def combine_norms(norms: Sequence[float | torch.Tensor]) -> float | torch.Tensor:
+    """The norm of the whole from the norms of disjoint parts."""
+    if len(norms) == 1:
+        return norms[0]
+    if all(isinstance(norm, float) for norm in norms):
+        return _hypot(norms)  # type: ignore[arg-type]
+    device = next(norm.device for norm in norms if isinstance(norm, torch.Tensor))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.as_tensor(n, device=device) for n in norms]))
+    return norm
+
+
+def _host_norm(tensors: Sequence[torch.Tensor]) -> float:
+    single = [tensor for tensor in tensors if tensor.dtype == torch.float32]
+    other = [tensor for tensor in tensors if tensor.dtype != torch.float32]
+    small = [tensor for tensor in single if tensor.numel() <= _SMALL]
+    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(small))).item()] if small else []
+    norms += [math.sqrt(_square(tensor)) for tensor in single if tensor.numel() > _SMALL]
+    norms += [torch.linalg.vector_norm(tensor, dtype=torch.float64).item() for tensor in other]
+    norm = _hypot(norms)
+    if _SAFE[0] < norm < _SAFE[1]:
+        return norm
+    return _hypot([torch.linalg.vector_norm(tensor, dtype=torch.float64).item() for tensor in tensors])
+
+
+def _hypot(norms: Sequence[float]) -> float:
+    # math.hypot takes an infinity for the answer even beside a NaN.
+    return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
+
+
+def _square(tensor: torch.Tensor) -> float:
+    flat = tensor.contiguous().view(-1)  # a strided dot product sums one by one and loses digits
+    square: float = torch.dot(flat, flat).item()
+    return square
+
+
+def _strided(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout == torch.strided:
+        return tensor
+    return tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.values()

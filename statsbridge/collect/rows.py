@@ -1,0 +1,113 @@
+"""The rows of one sampled step: filled by the hooks, turned into columns in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .statistics import Piece, Reducer, Wanted, pack
+
+Columns = dict[str, Any]
+
+#: Module index of rows that belong to no module: tensors logged by hand.
+BY_HAND = -1
+
+
+class Key(NamedTuple):
+    """What a row is about: index of the module's entry (or `BY_HAND`), call, site, tensor."""
+
+    module: int
+    call: int
+    site: str
+    tensor: str
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of `stats` in the making; its pieces (one a micro-batch) merge into one set of numbers."""
+
+    number: int
+    key: Key
+    status: str | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    measured: bool = False
+
+
+class Rows:
+    """The rows of one sampled step. `hand_over` and `close` belong to the training thread."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._rows: dict[Key, Row] = {}
+        self._pending = 0
+        self._reducer = Reducer(wanted)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, key: Key) -> Row:
+        """The row with this key, made where there is none yet."""
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = Row(len(self._rows), key)
+        return row
+
+    def add(self, key: Key, piece: Piece) -> None:
+        """Merge the numbers of one more tensor into a row."""
+        row = self.row(key)
+        row.pieces.append(piece)
+        row.measured = True
+        self._pending += piece.nbytes
+
+    def replace(self, key: Key, piece: Piece) -> None:
+        """Forget what the row held: only the last optimizer step of a window counts."""
+        row = self.row(key)
+        self._pending += piece.nbytes - sum(old.nbytes for old in row.pieces)
+        row.pieces = [piece]
+        row.measured = True
+
+    @property
+    def pending(self) -> int:
+        """Bytes that the pieces in these rows hold."""
+        return self._pending
+
+    def hand_over(self, keep: frozenset[str] = frozenset()) -> Callable[[], None]:
+        """Start the copy of all pending pieces to the host; the work that is left for the background thread.
+
+        Rows of the sites in `keep` stay: they may still be replaced.
+        """
+        batch: list[tuple[int, Piece]] = []
+        for row in self._rows.values():
+            if row.pieces and row.key.site not in keep:
+                batch.extend((row.number, piece) for piece in row.pieces)
+                row.pieces = []
+        # A container's output is its last child's: one piece can stand in several rows.
+        pack(list({id(piece): piece for _, piece in batch}.values()))
+        self._pending = sum(piece.nbytes for row in self._rows.values() for piece in row.pieces)
+        return lambda: self._reducer.add(batch)
+
+    def statistics(self) -> Columns:
+        """The statistics columns, one entry a row by number. Background thread, after all work handed over."""
+        columns = self._reducer.finish(len(self._rows))
+        status: list[str | None] = list(columns["status"])
+        silent = np.zeros(len(status), dtype=bool)
+        for row in self._rows.values():
+            if row.status is not None:
+                status[row.number] = row.status
+                silent[row.number] = True
+        if silent.any():
+            _silence(columns, silent)
+        columns["status"] = status
+        return columns
+
+
+def _silence(columns: Columns, silent: np.ndarray) -> None:
+    """Rows with a status of their own have no numbers, whatever pieces had reached them."""
+    for values in columns.values():
+        if isinstance(values, np.ndarray):
+            values[silent] = np.nan if values.dtype.kind == "f" else 0

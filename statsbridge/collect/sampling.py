@@ -1,0 +1,58 @@
+"""Which steps are sampled, and how steps are labelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Choose the sampled steps: every `every`-th iteration, and each of the `first` ones.
+
+    Iterations are counted from `start_step`, one for each `run.step()`; a step is sampled where
+    `iteration % every == 0` or `iteration < first`. Raises ConfigError for anything but whole numbers
+    with `every >= 1` and `first >= 0`.
+    """
+
+    every: int = 10
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        values: tuple[tuple[str, object, int], ...] = (("every", self.every, 1), ("first", self.first, 0))
+        for name, value, least in values:
+            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+                raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
+
+    def sampled(self, iteration: int) -> bool:
+        """Whether the step with this iteration number is sampled."""
+        return iteration % self.every == 0 or iteration < self.first
+
+
+class StepLabels:
+    """Labels of closed steps: `start`, +1, … unless the user gives their own, which must grow."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.last: int | None = None
+
+    @property
+    def current(self) -> int:
+        """The label of the last closed step, or the first label where none was closed yet."""
+        return self.start if self.last is None else self.last
+
+    def next(self, given: object = None) -> tuple[int, str | None]:
+        """The label of the step being closed, and what was wrong with the given one (None if nothing)."""
+        free = self.start if self.last is None else self.last + 1
+        if given is None:
+            label, wrong = free, None
+        elif isinstance(given, bool) or not isinstance(given, Integral):
+            label, wrong = free, f"step={given!r} is a {type(given).__name__}, not a whole number"
+        elif self.last is not None and int(given) <= self.last:
+            label, wrong = free, f"step={given} does not come after {self.last}"
+        else:
+            label, wrong = int(given), None
+        self.last = label
+        return label, wrong

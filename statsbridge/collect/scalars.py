@@ -1,0 +1,97 @@
+"""Scalars of every step, kept as they come; those on an accelerator are fetched in one copy, in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import statistics
+from .rows import Columns
+
+Scalar = float | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarGroup:
+    """The scalars of one step or of one call of `run.log`."""
+
+    step: int
+    iteration: int | None
+    time: int  # microseconds since the epoch, UTC
+    values: dict[str, Scalar]
+    epoch: float | None = None
+    kind: str | None = None
+
+
+def as_scalar(value: object) -> Scalar | None:
+    """A float, or a copy of a one-element tensor that stays on its accelerator; None for anything else.
+
+    The copy guards against a tensor that the training loop goes on accumulating into.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex() or value.layout != torch.strided or value.is_meta:
+            return None
+        value = value.detach()
+        return float(value) if statistics.runs_on_host(value) else value.reshape(()).clone()
+    if isinstance(value, Real | np.bool_):
+        return float(value)
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
+        return float(value.item())
+    return None
+
+
+class PendingScalars:
+    """Groups waiting to be written. The training thread adds, the background thread takes them all at once."""
+
+    def __init__(self, submit: Callable[[Callable[[], Mapping[str, Columns]]], object]) -> None:
+        self._submit = submit
+        self._groups: list[ScalarGroup] = []
+        self._lock = threading.Lock()
+
+    def add(self, group: ScalarGroup) -> None:
+        """Queue a group; one request to the background thread covers all that gather until it is served."""
+        with self._lock:
+            first = not self._groups
+            self._groups.append(group)
+        if first:
+            self._submit(self._take)
+
+    def _take(self) -> Mapping[str, Columns]:
+        with self._lock:
+            groups, self._groups = self._groups, []
+        return {"scalars": scalar_columns(groups)}
+
+
+def scalar_columns(groups: list[ScalarGroup]) -> Columns:
+    """The `scalars` table of some groups. Waits for accelerators, so background thread only."""
+    rows = [(group, name, value) for group in groups for name, value in group.values.items()]
+    return {
+        "step": [group.step for group, _, _ in rows],
+        "iteration": [group.iteration for group, _, _ in rows],
+        "time": [group.time for group, _, _ in rows],
+        "name": [name for _, name, _ in rows],
+        "value": _fetch([value for _, _, value in rows]),
+        "epoch": [group.epoch for group, _, _ in rows],
+        "kind": [group.kind for group, _, _ in rows],
+    }
+
+
+def _fetch(values: list[Scalar]) -> list[float]:
+    fetched: list[Any] = list(values)
+    devices: dict[torch.device, list[int]] = {}
+    for position, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            devices.setdefault(value.device, []).append(position)
+    for positions in devices.values():
+        tensors = [values[position] for position in positions]
+        wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32  # type: ignore[union-attr]
+        numbers = torch.stack([t.to(wide) for t in tensors]).tolist()  # type: ignore[union-attr]
+        for position, number in zip(positions, numbers, strict=True):
+            fetched[position] = number
+    return fetched

@@ -1,0 +1,63 @@
+"""Global norms against float64 numpy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from statsbridge.collect.norms import combine_norms, global_norm
+
+
+def oracle(tensors: list[torch.Tensor]) -> float:
+    return float(np.linalg.norm(np.concatenate([t.to_dense().double().numpy().ravel() for t in tensors])))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e-22, 1e12, 1e25])
+@pytest.mark.parametrize("sizes", [[3], [100_000], [10, 64, 70_000, 5], [300_000, 1]])
+def test_norm_of_all_elements(scale: float, sizes: list[int]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(size, generator=generator) * scale for size in sizes]
+    assert global_norm(tensors) == pytest.approx(oracle(tensors), rel=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    tensors = [torch.randn(1000).mul(300).to(dtype), torch.randn(70_000).to(dtype)]
+    assert global_norm(tensors) == pytest.approx(oracle(tensors), rel=1e-6)
+
+
+def test_layouts() -> None:
+    image = torch.randn(4, 8, 32, 32)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2, 0]]), torch.tensor([1.0, 2.0, 3.0]), (5,))
+    for tensor in (
+        image.to(memory_format=torch.channels_last),
+        torch.randn(300, 301).t(),
+        torch.randn(600, 300)[::2],
+        torch.randn(1).expand(100_000),
+        sparse,  # index 0 is there twice: its values add up
+    ):
+        assert global_norm([tensor]) == pytest.approx(oracle([tensor]), rel=2e-6)
+
+
+def test_not_a_number_and_infinity_are_told() -> None:
+    fine = torch.randn(100_000)
+    assert math.isnan(global_norm([fine, torch.tensor([1.0, math.nan])]))  # type: ignore[arg-type]
+    assert math.isnan(global_norm([fine, torch.tensor([math.inf, math.nan])]))  # type: ignore[arg-type]
+    assert math.isnan(global_norm([torch.tensor([math.inf]), torch.tensor([math.nan])]))  # type: ignore[arg-type]
+    assert math.isnan(combine_norms([math.inf, math.nan]))  # type: ignore[arg-type]
+    assert global_norm([fine, torch.tensor([-math.inf])]) == math.inf
+
+
+def test_nothing_to_measure() -> None:
+    assert global_norm([]) == 0.0
+    assert global_norm([torch.empty(0)]) == 0.0
+    assert global_norm([torch.zeros(5)]) == 0.0
+
+
+def test_parts_combine() -> None:
+    one, two = torch.randn(500), torch.randn(700)
+    assert combine_norms([global_norm([one]), global_norm([two])]) == pytest.approx(oracle([one, two]), rel=1e-6)
+    mixed = combine_norms([global_norm([one]), torch.linalg.vector_norm(two)])
+    assert isinstance(mixed, torch.Tensor)
+    assert mixed.item() == pytest.approx(oracle([one, two]), rel=1e-6)

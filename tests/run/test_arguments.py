@@ -1,0 +1,291 @@
+"""Wrong arguments: an error at the call that caused it, which says what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recording import Small, events, rows, scalars
+from torch import nn
+
+import statsbridge
+from statsbridge import ConfigError, Sampling, StatsBridgeError, StatsBridgeWarning, UnknownBackendError
+
+Record = Callable[..., statsbridge.Run]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("resnet", "model is a str: give a torch.nn.Module, or a dict"),
+        (None, "model is a NoneType"),
+        (torch.zeros(3), "model is a torch.Tensor"),
+        ({}, "empty dict"),
+        ({"generator": 3}, r"model\['generator'\] is a int"),
+        ({"a.b": nn.Linear(1, 1)}, "'a.b' cannot name a model"),
+        ({1: nn.Linear(1, 1)}, "1 cannot name a model"),
+    ],
+)
+def test_a_model_that_is_none(model: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        statsbridge.init(model, dir=tmp_path)
+    assert list(tmp_path.iterdir()) == [], "an init() that fails leaves no run behind"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"every": 0}, "every=0: give a whole number of at least 1"),
+        ({"every": "often"}, "every='often'"),
+        ({"sites": "activations"}, "sites: 'activations' matches none of activation, .*did you mean 'activation'"),
+        ({"sites": []}, "sites="),
+        ({"sites": 3}, "sites=3"),
+        ({"statistics": ["mean", "median"]}, "statistics: 'median' matches none of mean, std"),
+        ({"modules": "frist"}, "modules: 'frist' matches none of the model's 5 modules, such as 'first'"),
+        ({"order": "random"}, "order='random': give one of 'auto', 'fx', 'execution'"),
+        ({"flush_interval": 0}, "flush_interval=0"),
+        ({"flush_interval": "fast"}, "flush_interval='fast'"),
+        ({"start_step": 1.5}, "start_step=1.5"),
+        ({"name": ""}, "name=''"),
+        ({"config": [1]}, "config is a list: give a dict"),
+        ({"backend": 7}, "backend=7"),
+        ({"backend": []}, "backend="),
+        ({"optimizer": "adam"}, "optimizer is a str"),
+        ({"optimizer": {"main": "adam"}}, "optimizer is a str"),
+    ],
+)
+def test_a_setting_that_is_wrong(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        statsbridge.init(Small(), dir=tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backend_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UnknownBackendError, match=r"'mlflow'.*Installed: local.*statsbridge\[mlflow\]"):
+        statsbridge.init(Small(), backend="mlflow", dir=tmp_path)
+    with pytest.raises(StatsBridgeError, match="'wandb'"):
+        statsbridge.init(Small(), backend=["local", "wandb"], dir=tmp_path)
+
+
+def test_an_optimizer_of_another_model(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"optimizer SGD holds none of the model's parameters: make it from"):
+        statsbridge.init(Small(), optimizer=optimizer, dir=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(ConfigError, match=r"cannot write a run into .*file"):
+        statsbridge.init(Small(), dir=tmp_path / "file")
+    with pytest.raises(ConfigError, match="/proc"):
+        statsbridge.init(Small(), dir="/proc/statsbridge")
+
+
+def test_fx_says_what_it_cannot_trace(tmp_path: Path) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) if x.sum() > 0 else x
+
+    with pytest.raises(ConfigError, match='order="auto"'):
+        statsbridge.init(Branching(), order="fx", dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", [3, 2, 3.5, 4.0, "7", True])
+def test_a_bad_label_inside_the_loop(bad: object, record: Record) -> None:
+    model = nn.Linear(2, 2)
+    run = record(model)
+    labels = [3, bad, None, 10]
+    for label in labels[:1]:
+        run.step(loss=1.0, step=label)  # type: ignore[arg-type]
+    with pytest.warns(StatsBridgeWarning, match="recorded as step 4") as warned:
+        run.step(loss=2.0, step=bad)  # type: ignore[arg-type]
+        run.step(loss=2.5, step=bad)  # type: ignore[arg-type]
+    assert len(warned) == 1
+    run.step(loss=3.0)
+    run.step(loss=4.0, step=10)
+    run.finish()
+    data = statsbridge.load(run.path)
+    assert scalars(data.scalars, "loss") == {3: 1.0, 4: 2.0, 5: 2.5, 6: 3.0, 10: 4.0}
+    told = events(data, "bad_step_label")
+    assert [event["step"] for event in told] == [4, 5]
+    assert all(repr(bad) in event["message"] for event in told)
+
+
+def test_values_that_are_no_numbers(record: Record) -> None:
+    run = record(nn.Linear(2, 2))
+    with pytest.warns(StatsBridgeWarning) as warned:
+        run.step(loss=torch.zeros(3), good=1.5, text="high", nothing=None, pair=torch.tensor(1j))
+    assert len(warned) == 4
+    run.log({"val/loss": torch.tensor(2.0), "flag": True})
+    run.finish()
+    data = statsbridge.load(run.path)
+    assert {e["message"].split("=")[0] for e in events(data, "bad_scalar")} == {"loss", "text", "nothing", "pair"}
+    assert scalars(data.scalars, "good") == {0: 1.5}
+    assert scalars(data.scalars, "val/loss") == {0: 2.0}
+    assert scalars(data.scalars, "flag") == {0: 1.0}
+
+
+def test_log_keeps_epoch_and_kind(record: Record) -> None:
+    run = record(nn.Linear(2, 2))
+    run.step(loss=1.0)
+    run.log({"train/loss": 0.5}, epoch=1, kind="epoch_mean")
+    run.log({"train/loss": 0.4}, step=7, epoch=2.5, kind="recomputed")
+    with pytest.warns(StatsBridgeWarning, match="kind='guess'"):
+        run.log({"train/loss": 0.3}, kind="guess")
+    with pytest.warns(StatsBridgeWarning, match="epoch='two'"):
+        run.log({"train/loss": 0.2}, epoch="two")  # type: ignore[arg-type]
+    run.finish()
+    found = [row for row in statsbridge.load(run.path).scalars.to_pylist() if row["name"] == "train/loss"]
+    assert [(r["step"], r["value"], r["epoch"], r["kind"], r["iteration"]) for r in found] == [
+        (0, 0.5, 1.0, "epoch_mean", None),
+        (7, 0.4, 2.5, "recomputed", None),
+        (0, 0.3, None, None, None),
+        (0, 0.2, None, None, None),
+    ]
+
+
+def test_notes_are_events(record: Record) -> None:
+    run = record(nn.Linear(2, 2))
+    run.step(step=5)
+    run.note("lowered the rate")
+    run.finish()
+    (note,) = events(statsbridge.load(run.path), "note")
+    assert (note["step"], note["severity"], note["message"]) == (5, "info", "lowered the rate")
+
+
+def test_nan_and_infinity_are_kept_in_scalars(record: Record) -> None:
+    run = record(nn.Linear(2, 2))
+    for loss in (float("nan"), float("inf"), torch.tensor(float("-inf"))):
+        run.step(loss=loss)
+    run.finish()
+    found = scalars(statsbridge.load(run.path).scalars, "loss")
+    assert str([found[0], found[1], found[2]]) == "[nan, inf, -inf]"
+
+
+def test_filters(record: Record) -> None:
+    model = Small()
+    run = record(model, modules=["first", "sec*"], sites=["activation", "update"], statistics=["std", "l?"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    run.step()
+    run.finish()
+    data = statsbridge.load(run.path)
+    assert {(r["module"], r["site"]) for r in rows(data)} == {
+        ("first", "activation"),
+        ("second", "activation"),
+        ("first", "update"),
+        ("second", "update"),
+    }
+    for found in rows(data):
+        assert found["std"] is not None
+        assert found["l2"] is not None
+        assert found["count"] > 0
+        for name in ("mean", "skewness", "kurtosis", "min", "max", "abs_mean", "zero_fraction", "kl_unit_gaussian"):
+            assert found[name] is None
+    assert all(r["update_ratio"] is not None for r in rows(data, site="update"))
+    assert {m["module"] for m in data.modules.to_pylist()} == {"", "first", "relu", "dropout", "second"}
+
+
+def test_sampling_decides_which_steps_have_rows(record: Record) -> None:
+    model = Small()
+    run = record(model, every=Sampling(every=4, first=2), start_step=3)
+    for _ in range(8):
+        model(torch.randn(4, 8)).sum().backward()
+        run.step()
+    run.finish()
+    data = statsbridge.load(run.path)
+    assert sorted({r["step"] for r in rows(data)}) == [4, 8]
+    assert sorted(scalars(data.scalars, "step_time")) == list(range(3, 11))
+
+
+def test_several_models_and_optimizers(record: Record) -> None:
+    models = {"generator": nn.Linear(2, 4), "discriminator": nn.Sequential(nn.Linear(4, 1))}
+    optimizers = {
+        "g": torch.optim.Adam(models["generator"].parameters(), lr=0.1),
+        "d": torch.optim.SGD(models["discriminator"].parameters(), lr=0.2),
+    }
+    run = record(models, optimizer=optimizers)
+    fake = models["generator"](torch.randn(8, 2))
+    (models["discriminator"](fake.detach()).mean() + models["discriminator"](torch.randn(8, 4)).mean()).backward()
+    optimizers["d"].step()
+    models["discriminator"](fake).mean().backward()
+    optimizers["g"].step()
+    run.step()
+    run.finish()
+    data = statsbridge.load(run.path)
+    names = {m["module"]: m for m in data.modules.to_pylist()}
+    assert set(names) == {"generator", "discriminator", "discriminator.0"}
+    assert (names["generator"]["parent"], names["discriminator.0"]["parent"]) == (None, "discriminator")
+    assert scalars(data.scalars, "lr/g/0") == {0: 0.1}
+    assert scalars(data.scalars, "lr/d/0") == {0: 0.2}
+    assert {r["module"] for r in rows(data, site="update")} == {"generator", "discriminator.0"}
+
+
+def test_an_optimizer_that_does_not_step_keeps_the_window_open(record: Record) -> None:
+    """`run.step()` called once for each micro-batch: one warning, and nothing is lost."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = record(model, optimizer=optimizer, every=4)
+    with pytest.warns(StatsBridgeWarning, match="once for each optimizer step") as warned:
+        for number in range(8):
+            model(torch.randn(5, 3)).sum().backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            run.step()
+    assert len(warned) == 1
+    run.finish()
+    data = statsbridge.load(run.path)
+    found = {r["step"]: r["count"] for r in rows(data, site="activation")}
+    assert found == {1: 20, 5: 20}
+    assert len(rows(data, site="update", tensor="weight")) == 2
+
+
+def test_disabled_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STATSBRIDGE_DISABLED", "1")
+    model = nn.Linear(2, 2)
+    with statsbridge.init(model, dir=tmp_path / "runs", every=0) as run:
+        model(torch.randn(2, 2)).sum().backward()
+        run.step(loss=1.0)
+        run.log({"a": 1})
+        run.log_tensor("x", torch.zeros(3))
+        run.note("nothing")
+        assert (run.path, run.id) == (None, None)
+    assert os.listdir(tmp_path) == []
+
+
+def test_everything_after_finish_does_nothing(record: Record) -> None:
+    model = nn.Linear(2, 2)
+    run = record(model)
+    run.step(loss=1.0)
+    run.finish()
+    run.finish()
+    run.step(loss=2.0)
+    run.log({"a": 1})
+    run.log_tensor("x", torch.zeros(3))
+    run.note("late")
+    data = statsbridge.load(run.path)
+    assert scalars(data.scalars, "loss") == {0: 1.0}
+    assert data.events.num_rows == 0
+
+
+def test_an_exception_in_the_loop_closes_the_run(tmp_path: Path) -> None:
+    import json
+
+    model = nn.Linear(2, 2)
+    with pytest.raises(ZeroDivisionError), statsbridge.init(model, dir=tmp_path, every=1) as run:
+        run.step(loss=1.0)
+        raise ZeroDivisionError
+    assert run.path is not None
+    assert json.loads((run.path / "writers" / "rank=0.json").read_text())["state"] == "failed"
+    assert scalars(statsbridge.load(run.path).scalars, "loss") == {0: 1.0}

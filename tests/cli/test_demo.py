@@ -1,0 +1,108 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import statsbridge
+from statsbridge.cli.demo import DEAD_BLOCK
+from statsbridge.log.runs import run_state
+
+from .conftest import run_command
+
+DEAD = f"blocks.{DEAD_BLOCK}.relu1"
+
+
+def test_the_dead_relu_is_dead_and_the_others_are_not() -> None:
+    import torch
+
+    from statsbridge.cli.demo_model import ResidualNetwork, kill
+
+    torch.manual_seed(0)
+    model = ResidualNetwork()
+    assert kill(model, DEAD_BLOCK) == DEAD
+    zeros = {}
+    for name, module in model.named_modules():
+        if name.endswith("relu1"):
+            module.register_forward_hook(
+                lambda _module, _inputs, output, name=name: zeros.update({name: (output == 0).double().mean().item()})
+            )
+    model(torch.rand(64, 1, 8, 8))
+    assert zeros.pop(DEAD) == 1.0
+    assert len(zeros) == 2
+    assert all(0.2 < fraction < 0.7 for fraction in zeros.values())
+
+
+@pytest.mark.slow
+def test_the_demo_learns_and_its_table_shows_what_is_dead(tmp_path: Path) -> None:
+    result = run_command("demo", "--dir", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    (run,) = tmp_path.iterdir()
+    data = statsbridge.load(run)
+    assert run_state(run) == "finished"
+    assert data.info["config"]["dead"] == DEAD
+    scalars = data.scalars.to_pylist()
+    accuracies = [one["value"] for one in scalars if one["name"] == "val/accuracy"]
+    assert len(accuracies) == 15
+    assert accuracies[-1] > 0.9
+    assert data.series(DEAD, "activation", "zero_fraction")["value"].to_pylist() == [1.0] * 35
+    gradients = data.series(f"blocks.{DEAD_BLOCK}.conv1", "parameter_grad", "l2", tensor="weight")
+    assert gradients["value"].to_pylist() == [0.0] * 35
+    lines = result.stdout.splitlines()
+    marked = [line.split()[1] for line in lines if "!! dead" in line and line.split()[0].isdigit()]
+    assert marked == [DEAD]
+    assert f"{DEAD} was broken on purpose" in result.stdout
+    assert f"statsbridge show {run} --site parameter_grad" in result.stdout
+    assert "epoch 15/15" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_commands_that_the_demo_offers_work(tmp_path: Path) -> None:
+    printed = run_command("demo", "--dir", str(tmp_path), "--epochs", "1").stdout
+    offered = [line.strip() for line in printed.splitlines() if line.startswith("  ")]
+    commands = [line for line in offered if line.startswith("statsbridge show ")]
+    assert len(commands) == 3
+    for line in commands:
+        arguments = line.replace("'", "").split()[1:]
+        result = run_command(*arguments)
+        assert (result.returncode, result.stderr) == (0, ""), line
+    python = [line for line in offered if line.startswith("data")]
+    assert len(python) == 3
+    code = "; ".join(["import statsbridge", *python])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+def test_ctrl_c_ends_the_demo_quietly_and_keeps_the_run(tmp_path: Path) -> None:
+    code = "from statsbridge.cli import app; app()"
+    arguments = [sys.executable, "-c", code, "demo", "--epochs", "1000", "--dir", str(tmp_path)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("epoch 1/1000")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert all(line.startswith("epoch ") for line in errors.splitlines())
+    (run,) = tmp_path.iterdir()
+    assert statsbridge.load(run).stats.num_rows > 0
+
+
+def test_without_scikit_learn_the_demo_names_the_extra(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['sklearn'] = None; from statsbridge.cli import app; app()"
+    arguments = [sys.executable, "-c", code, "demo", "--dir", str(tmp_path)]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "statsbridge: the demo needs sklearn, not installed here: pip install 'statsbridge[demo]'\n"
+    )
+
+
+def test_where_statsbridge_is_disabled_the_demo_says_so(tmp_path: Path) -> None:
+    result = run_command("demo", "--dir", str(tmp_path), STATSBRIDGE_DISABLED="1")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "$STATSBRIDGE_DISABLED=1" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,112 @@
+"""Ratio of step time with statsbridge to without: interleaved blocks of ten steps in one process, medians.
+
+Each variant trains its own copy of the model; a round runs one block of each, in turning order. A block ends with
+the writer's queue empty, so that no background work is charged to its neighbour. `plain again` is the noise.
+
+    python benchmarks/overhead.py [--rounds 8] [--model unet|demo|both]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from models import UNet
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import statsbridge
+from statsbridge.cli.demo_model import ResidualNetwork
+
+STEPS = 10
+VARIANTS: dict[str, int | None] = {"plain": None, "plain again": None, "every step": 1, "every 10th": 10}
+
+
+@dataclass
+class Variant:
+    """One copy of the model in training, watched or not."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[nn.Module], torch.Tensor]
+    run: statsbridge.Run | None
+
+    def block(self) -> float:
+        """Seconds for ten steps."""
+        begin = time.perf_counter()
+        for _ in range(STEPS):
+            loss = self.loss(self.model)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            if self.run is not None:
+                self.run.step(loss=loss)
+        if self.run is not None:
+            self.run._writer.flush()
+        return time.perf_counter() - begin
+
+
+def unet_loss(model: nn.Module) -> torch.Tensor:
+    images = torch.randn(16, 3, 32, 32)
+    return (model(images) - images).pow(2).mean()
+
+
+def digits_loss(model: nn.Module) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(torch.randn(64, 1, 8, 8)), torch.randint(0, 10, (64,)))
+
+
+def measure(name: str, model: nn.Module, loss: Callable[[nn.Module], torch.Tensor], rounds: int) -> None:
+    """Print one table."""
+    variants = {}
+    folder = tempfile.TemporaryDirectory(prefix="statsbridge-bench-")
+    for label, every in VARIANTS.items():
+        own = copy.deepcopy(model)
+        run = None if every is None else statsbridge.init(own, every=every, dir=folder.name)
+        variants[label] = Variant(own, torch.optim.AdamW(own.parameters(), lr=1e-4), loss, run)
+    times: dict[str, list[float]] = {label: [] for label in variants}
+    labels = list(variants)
+    for number in range(rounds + 1):
+        for label in labels[number % 4 :] + labels[: number % 4]:
+            seconds = variants[label].block()
+            if number:  # the first round warms up
+                times[label].append(seconds / STEPS)
+    for variant in variants.values():
+        if variant.run is not None:
+            variant.run.finish()
+    folder.cleanup()
+
+    parameters = sum(p.numel() for p in model.parameters())
+    modules = len(list(model.modules()))
+    table = Table(
+        title=f"{name}: {parameters / 1e6:.2f}M parameters, {modules} modules, {rounds} rounds of {STEPS} steps"
+    )
+    for column in ("variant", "median ms a step", "ratio (median of rounds)", "quartiles"):
+        table.add_column(column, justify="right")
+    for label in labels:
+        ratios = [a / b for a, b in zip(times[label], times["plain"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        table.add_row(label, f"{statistics.median(times[label]) * 1e3:.2f}", f"{middle:.3f}", f"{low:.3f} … {high:.3f}")
+    Console(width=110).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--model", choices=("unet", "demo", "both"), default="both")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    if arguments.model in ("unet", "both"):
+        measure("U-Net, batch 16, 3x32x32", UNet(), unet_loss, arguments.rounds)
+    if arguments.model in ("demo", "both"):
+        measure("residual CNN of the demo, batch 64", ResidualNetwork(), digits_loss, 4 * arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

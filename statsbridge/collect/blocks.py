@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
 
 
+@lru_cache(maxsize=4096)
 def coprime_stride(elements: int, wanted: int) -> int:
     """A step that takes at most `wanted` of `elements`, and never locks onto one column or channel.
 

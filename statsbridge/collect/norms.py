@@ -11,7 +11,7 @@ from . import statistics
 
 #: Squares of float32 values outside this range of norms lose digits to under- or overflow.
 _SAFE = (1e-15, 1e18)
-_SMALL = 65_536
+_CHUNK = 32_768
 
 
 def global_norm(tensors: Sequence[torch.Tensor]) -> float | torch.Tensor:
@@ -47,9 +47,7 @@ def combine_norms(norms: Sequence[float | torch.Tensor]) -> float | torch.Tensor
 def _host_norm(tensors: Sequence[torch.Tensor]) -> float:
     single = [tensor for tensor in tensors if tensor.dtype == torch.float32]
     other = [tensor for tensor in tensors if tensor.dtype != torch.float32]
-    small = [tensor for tensor in single if tensor.numel() <= _SMALL]
-    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(small))).item()] if small else []
-    norms += [math.sqrt(_square(tensor)) for tensor in single if tensor.numel() > _SMALL]
+    norms = [math.sqrt(_square(tensor)) for tensor in single]
     norms += [torch.linalg.vector_norm(tensor, dtype=torch.float64).item() for tensor in other]
     norm = _hypot(norms)
     if _SAFE[0] < norm < _SAFE[1]:
@@ -63,9 +61,9 @@ def _hypot(norms: Sequence[float]) -> float:
 
 
 def _square(tensor: torch.Tensor) -> float:
-    flat = tensor.contiguous().view(-1)  # a strided dot product sums one by one and loses digits
-    square: float = torch.dot(flat, flat).item()
-    return square
+    # A strided dot product sums one by one, and a long one loses digits where all elements are alike.
+    parts = torch.split(tensor.contiguous().view(-1), _CHUNK)
+    return math.fsum(torch.dot(part, part).item() for part in parts)
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:

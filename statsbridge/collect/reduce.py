@@ -122,7 +122,7 @@ class Reducer:
         pieces = [piece for _, piece in rows]
         tensors = [piece.values for piece in pieces if piece.values is not None]
         lengths = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
-        values = torch.cat(tensors).double().numpy()
+        values = np.concatenate([_as_numpy(tensor) for tensor in tensors], dtype=np.float64)
         scale = np.array([piece.scale for piece in pieces])
         if (scale != 1).any():
             values = values / np.repeat(scale, lengths)
@@ -242,6 +242,16 @@ def _sample_of(piece: Piece) -> npt.NDArray[np.float32]:
         return np.zeros(0, dtype=np.float32)
     values: npt.NDArray[np.float32] = piece.values.numpy()
     return values
+
+
+def _as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The values of a small tensor.
+
+    No operation of torch may be large enough here to use threads: they would be a second team of OpenMP's, more
+    threads than there are cores, whereupon those of the training thread stop waiting in a spin for their next task
+    and every one of its operations takes up to twice as long.
+    """
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _resolve(piece: Piece, parts: Parts) -> None:

@@ -28,13 +28,14 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_layouts() -> None:
+    torch.manual_seed(0)
     image = torch.randn(4, 8, 32, 32)
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2, 0]]), torch.tensor([1.0, 2.0, 3.0]), (5,))
     for tensor in (
         image.to(memory_format=torch.channels_last),
         torch.randn(300, 301).t(),
         torch.randn(600, 300)[::2],
-        torch.randn(1).expand(100_000),
+        torch.tensor(0.1).expand(3_000_000),
         sparse,  # index 0 is there twice: its values add up
     ):
         assert global_norm([tensor]) == pytest.approx(oracle([tensor]), rel=2e-6)

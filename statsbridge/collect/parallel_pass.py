@@ -1,0 +1,107 @@
+"""One pass over a large tensor in host memory on all cores that torch uses.
+
+Torch's operations, each of which is spread over the team of threads that training has: so a measurement scales as
+training does. Each thread's share of a block stays in its core's cache from one operation to the next.
+"""
+
+import math
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from .blocks import Source
+from .piece import Raw
+from .sums import Sample, better_guess
+
+_SHARE = 131_072  # elements of a block for each thread: two buffers of it fit the second-level cache of a core
+_LARGEST = 2**23  # of a block: float32 counts its zeros exactly
+_WORTH = 131_072  # elements of a tensor from which the wait for the team pays
+
+
+def worth_a_team(source: Source) -> bool:
+    """Whether a tensor is so large, and torch has so many threads, that more than one should work on it."""
+    return source.tensor.numel() >= _WORTH and torch.get_num_threads() > 1
+
+
+class _Buffers:
+    """One block each, of one thread and dtype."""
+
+    def __init__(self, dtype: torch.dtype, size: int) -> None:
+        with torch.inference_mode(False):
+            self.input, self.shifted, self.scratch = torch.empty((3, size), dtype=dtype, device="cpu")
+        self.number = self.input.numpy().dtype.type
+
+
+_local = threading.local()
+
+
+def _buffers(dtype: torch.dtype) -> _Buffers:
+    name = f"{dtype} {torch.get_num_threads()}"
+    found: _Buffers | None = getattr(_local, name, None)
+    if found is None:
+        found = _Buffers(dtype, min(_SHARE * torch.get_num_threads(), _LARGEST))
+        setattr(_local, name, found)
+    return found
+
+
+def parallel_pass(
+    source: Source, dtype: torch.dtype, shift: float, gain: float, sample: Sample | None, tentative: bool
+) -> Raw:
+    """Sums over all blocks, of d = (x − shift) · gain.
+
+    At the first block with a NaN or an infinity it gives up; after the very first block also where `tentative` and
+    that block knows a better shift or gain.
+    """
+    buffers = _buffers(dtype)
+    shift = float(buffers.number(shift))  # what is reported has to be what was subtracted
+    count = zeros = 0
+    sums = [0.0] * 5
+    low, high = math.inf, -math.inf
+    for x in _blocks(source, buffers.input):
+        size = x.numel()
+        count += size
+        lowest, highest = torch.aminmax(x)
+        block_low, block_high = lowest.item(), highest.item()
+        if not (math.isfinite(block_low) and math.isfinite(block_high)):
+            low = high = math.nan
+            break
+        low, high = min(low, block_low), max(high, block_high)
+        d = x if shift == 0 else torch.sub(x, shift, out=buffers.shifted[:size])
+        d = d if gain == 1 else torch.mul(d, gain, out=buffers.shifted[:size])
+        scratch = buffers.scratch[:size]
+        squares = torch.square(d, out=scratch)
+        # torch.sum adds pairwise, torch.dot one by one in a few lanes: good enough for the third and fourth powers.
+        powers = d.sum().item(), squares.sum().item(), torch.dot(squares, d).item(), torch.dot(squares, squares).item()
+        absolute = abs(powers[0] + size * shift * gain)
+        if block_low < 0 < block_high:
+            magnitudes = torch.abs(x, out=scratch)
+            smallest = magnitudes.amin().item()
+            absolute = (magnitudes if gain == 1 else magnitudes.mul_(gain)).sum().item()
+            zeros += _zeros(x, scratch) if smallest == 0 else 0
+        elif block_low == 0 or block_high == 0:
+            zeros += _zeros(x, scratch)
+        sums = [total + part for total, part in zip(sums, (*powers, absolute), strict=True)]
+        if sample is not None:
+            sample.take(d.numpy())
+        if tentative:
+            tentative = False
+            if better_guess(Raw._make((count, 0, 0, shift, gain, *sums[:4], low, high, 0.0, zeros))):
+                break
+    return Raw._make((count, 0, 0, shift, gain, *sums[:4], low, high, sums[4] / gain, zeros))
+
+
+def _blocks(source: Source, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
+    tensor, minus = source.tensor, source.minus
+    if tensor.dim() != 1 or tensor.dtype != buffer.dtype or (minus is not None and minus.dtype != buffer.dtype):
+        yield from map(torch.from_numpy, source.read(buffer))
+    elif minus is None:
+        yield from torch.split(tensor, buffer.numel())
+    else:
+        parts = torch.split(tensor, buffer.numel()), torch.split(minus, buffer.numel())
+        for part, less in zip(*parts, strict=True):
+            yield torch.sub(part, less, out=buffer[: part.numel()])
+
+
+def _zeros(x: torch.Tensor, scratch: torch.Tensor) -> int:
+    return int(torch.eq(x, 0, out=scratch).sum().item())

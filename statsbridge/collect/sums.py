@@ -1,0 +1,71 @@
+"""What both ways of summing a tensor share: the sample they take on their way, and when sums can be trusted."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .blocks import coprime_stride
+from .piece import SAMPLE_SIZE, Raw
+
+Block = npt.NDArray[Any]
+
+# Sums of d⁴ in float32 are good where the spread of d is in here, and its mean not far outside its spread.
+_NARROWEST, _WIDEST, _FARTHEST = 1e-7, 1e7, 1.5
+_LARGEST_EXPONENT = 120
+
+
+@dataclass(slots=True)
+class Sample:
+    """Every `step`-th finite element of what is read, as float32."""
+
+    values: torch.Tensor
+    array: npt.NDArray[np.float32]
+    step: int
+    seen: int = 0
+    filled: int = 0
+
+    @classmethod
+    def of(cls, elements: int) -> "Sample":
+        step = coprime_stride(elements, SAMPLE_SIZE)
+        values = torch.empty(-(-elements // step), dtype=torch.float32, device="cpu")
+        return cls(values, values.numpy(), step)
+
+    def take(self, block: Block) -> None:
+        part = block[-self.seen % self.step :: self.step]
+        self.array[self.filled : self.filled + len(part)] = part
+        self.filled += len(part)
+        self.seen += len(block)
+
+
+def _shift_and_gain(mean: float, std: float) -> tuple[float, float]:
+    """The cheapest shift and gain that keep sums of fourth powers accurate; (0, 1) saves a pass."""
+    if not (math.isfinite(mean) and math.isfinite(std)):
+        return 0.0, 1.0
+    shift = mean if abs(mean) > std else 0.0
+    return shift, 1.0 if std == 0 or 1e-6 < std < 1e6 else _power_of_two(std)
+
+
+def _power_of_two(size: float) -> float:
+    """About 1 / size, but exact to multiply by."""
+    return math.ldexp(1.0, max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, -math.frexp(size)[1])))
+
+
+def better_guess(raw: Raw) -> tuple[float, float] | None:
+    """A better shift and gain, or None where the sums are good."""
+    elements = raw.elements - raw.nan_count - raw.inf_count
+    if elements == 0 or raw.minimum == raw.maximum:
+        return None
+    mean = raw.sum1 / elements
+    variance = raw.sum2 / elements - mean * mean
+    if not math.isfinite(raw.sum2) or variance <= 0:
+        # The extremes are exact, whatever overflowed: with these no power of d can.
+        reach = raw.maximum / 2 - raw.minimum / 2
+        return raw.minimum + reach, _power_of_two(reach)
+    std = math.sqrt(variance)
+    if math.isfinite(raw.sum4) and _NARROWEST < std < _WIDEST and abs(mean) <= _FARTHEST * std:
+        return None
+    return _shift_and_gain(raw.shift + mean / raw.gain, std / raw.gain)

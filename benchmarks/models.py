@@ -6,53 +6,36 @@ import torch
 from torch import nn
 
 
-class Block(nn.Module):
-    """Two 3x3 convolutions with GroupNorm and SiLU, and a residual connection."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.norm1 = nn.GroupNorm(8, inputs)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.norm2 = nn.GroupNorm(8, outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
-        self.act = nn.SiLU()
-        self.skip = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.conv1(self.act(self.norm1(x)))
-        h = self.conv2(self.act(self.norm2(h)))
-        return h + self.skip(x)
+def double_convolution(inputs: int, outputs: int) -> nn.Sequential:
+    """Two 3x3 convolutions, each with GroupNorm and SiLU."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1),
+        nn.GroupNorm(8, outputs),
+        nn.SiLU(),
+        nn.Conv2d(outputs, outputs, 3, padding=1),
+        nn.GroupNorm(8, outputs),
+        nn.SiLU(),
+    )
 
 
 class UNet(nn.Module):
-    """Three resolutions; on 3x32x32 images, as in image generation."""
+    """The classic shape: double convolutions, three times down by pooling, three times up, skips concatenated."""
 
-    def __init__(self, width: int = 64, channels: int = 3) -> None:
+    def __init__(self, width: int = 72, channels: int = 3) -> None:
         super().__init__()
-        widths = (width, 2 * width, 4 * width)
-        self.stem = nn.Conv2d(channels, width, 3, padding=1)
-        self.down = nn.ModuleList()
-        previous = width
-        for size in widths:
-            self.down.append(nn.ModuleList([Block(previous, size), nn.Conv2d(size, size, 3, stride=2, padding=1)]))
-            previous = size
-        self.middle = nn.Sequential(*(Block(previous, previous) for _ in range(4)))
-        self.up = nn.ModuleList()
-        for size in reversed(widths):
-            self.up.append(nn.ModuleList([nn.Upsample(scale_factor=2), Block(previous + size, size)]))
-            previous = size
-        self.norm = nn.GroupNorm(8, previous)
-        self.act = nn.SiLU()
-        self.head = nn.Conv2d(previous, channels, 3, padding=1)
+        widths = [width, 2 * width, 4 * width, 8 * width]
+        self.down = nn.ModuleList(map(double_convolution, [channels, *widths], widths))
+        self.pool = nn.ModuleList(nn.MaxPool2d(2) for _ in widths[1:])
+        self.grow = nn.ModuleList(nn.ConvTranspose2d(2 * size, size, 2, stride=2) for size in reversed(widths[:-1]))
+        self.up = nn.ModuleList(double_convolution(2 * size, size) for size in reversed(widths[:-1]))
+        self.head = nn.Conv2d(width, channels, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.stem(x)
         skips = []
-        for block, shrink in self.down:
-            h = block(h)
-            skips.append(h)
-            h = shrink(h)
-        h = self.middle(h)
-        for grow, block in self.up:
-            h = block(torch.cat([grow(h), skips.pop()], dim=1))
-        return self.head(self.act(self.norm(h)))
+        for number, block in enumerate(self.down):
+            x = block(x if number == 0 else self.pool[number - 1](x))
+            skips.append(x)
+        skips.pop()
+        for grow, block in zip(self.grow, self.up, strict=True):
+            x = block(torch.cat([skips.pop(), grow(x)], dim=1))
+        return self.head(x)

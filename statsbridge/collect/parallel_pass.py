@@ -56,7 +56,7 @@ def parallel_pass(
     buffers = _buffers(dtype)
     shift = float(buffers.number(shift))  # what is reported has to be what was subtracted
     count = zeros = 0
-    sums = [0.0] * 5
+    sum1 = sum2 = sum3 = sum4 = absolute = 0.0
     low, high = math.inf, -math.inf
     for x in _blocks(source, buffers.input):
         size = x.numel()
@@ -69,26 +69,29 @@ def parallel_pass(
         low, high = min(low, block_low), max(high, block_high)
         d = x if shift == 0 else torch.sub(x, shift, out=buffers.shifted[:size])
         d = d if gain == 1 else torch.mul(d, gain, out=buffers.shifted[:size])
-        scratch = buffers.scratch[:size]
+        scratch = buffers.scratch if size == buffers.scratch.numel() else buffers.scratch[:size]
         squares = torch.square(d, out=scratch)
         # torch.sum adds pairwise, torch.dot one by one in a few lanes: good enough for the third and fourth powers.
-        powers = d.sum().item(), squares.sum().item(), torch.dot(squares, d).item(), torch.dot(squares, squares).item()
-        absolute = abs(powers[0] + size * shift * gain)
+        total = d.sum().item()
+        sum1 += total
+        sum2 += squares.sum().item()
+        sum3 += torch.dot(squares, d).item()
+        sum4 += torch.dot(squares, squares).item()
         if block_low < 0 < block_high:
             magnitudes = torch.abs(x, out=scratch)
             smallest = magnitudes.amin().item()
-            absolute = (magnitudes if gain == 1 else magnitudes.mul_(gain)).sum().item()
+            absolute += (magnitudes if gain == 1 else magnitudes.mul_(gain)).sum().item()
             zeros += _zeros(x, scratch) if smallest == 0 else 0
-        elif block_low == 0 or block_high == 0:
-            zeros += _zeros(x, scratch)
-        sums = [total + part for total, part in zip(sums, (*powers, absolute), strict=True)]
+        else:
+            absolute += abs(total + size * shift * gain)
+            zeros += _zeros(x, scratch) if block_low == 0 or block_high == 0 else 0
         if sample is not None:
             sample.take(d.numpy())
         if tentative:
             tentative = False
-            if better_guess(Raw._make((count, 0, 0, shift, gain, *sums[:4], low, high, 0.0, zeros))):
+            if better_guess(Raw(count, 0, 0, shift, gain, sum1, sum2, sum3, sum4, low, high, 0.0, zeros)):
                 break
-    return Raw._make((count, 0, 0, shift, gain, *sums[:4], low, high, sums[4] / gain, zeros))
+    return Raw(count, 0, 0, shift, gain, sum1, sum2, sum3, sum4, low, high, absolute / gain, zeros)
 
 
 def _blocks(source: Source, buffer: torch.Tensor) -> Iterator[torch.Tensor]:

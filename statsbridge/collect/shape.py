@@ -19,7 +19,7 @@ Integers = npt.NDArray[np.int64]
 FEWEST_ELEMENTS = 64
 MOST_BINS = 96
 _REACH = 5.0
-_CHUNK = 1 << 14
+_CHUNK = 1 << 12
 _LARGEST_CORRECTION = 0.1
 
 
@@ -217,7 +217,7 @@ class _Counter:
 
         np.multiply(values[0] if samples == 1 else np.concatenate(values), each(factor), out=code)
         code += each(offset)
-        np.clip(code, 0, each(bins + 1), out=code)
+        np.minimum(np.maximum(code, 0, out=code), each(bins + 1), out=code)  # np.clip takes twice as long
         np.copyto(index, code, casting="unsafe")
         if samples > 1:
             index += np.repeat(np.arange(samples) * (MOST_BINS + 2), lengths)

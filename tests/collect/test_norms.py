@@ -18,7 +18,7 @@ def oracle(tensors: list[torch.Tensor]) -> float:
 def test_norm_of_all_elements(scale: float, sizes: list[int]) -> None:
     generator = torch.Generator().manual_seed(1)
     tensors = [torch.randn(size, generator=generator) * scale for size in sizes]
-    assert global_norm(tensors) == pytest.approx(oracle(tensors), rel=2e-6)
+    assert global_norm(tensors) == pytest.approx(oracle(tensors), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -38,7 +38,7 @@ def test_layouts() -> None:
         torch.tensor(0.1).expand(3_000_000),
         sparse,  # index 0 is there twice: its values add up
     ):
-        assert global_norm([tensor]) == pytest.approx(oracle([tensor]), rel=2e-6)
+        assert global_norm([tensor]) == pytest.approx(oracle([tensor]), rel=1e-5)
 
 
 def test_not_a_number_and_infinity_are_told() -> None:

@@ -20,7 +20,7 @@ from .collect.filters import Patterns, make_filters
 from .collect.modules import ModuleIndex
 from .collect.ranks import shared_run
 from .collect.sampling import Sampling, StepLabels
-from .collect.scalars import PendingScalars, Scalar, ScalarGroup, as_scalar, scalar_columns
+from .collect.scalars import PendingScalars, Scalar, ScalarGroup, all_scalars, as_scalar, scalar_columns
 from .log.folder import create_run
 from .log.writer import Writer
 from .reporting import Reporter
@@ -210,13 +210,24 @@ class Run:
         except Exception as error:
             self._reporter.trouble("run.log", "", error)
 
-    def log_tensor(self, name: str, tensor: torch.Tensor, grad: bool = False) -> None:
+    def log_tensor(self, name: str, tensor: torch.Tensor | object, grad: bool = False) -> None:
         """Record the statistics of any tensor as site `tensor`, and with `grad=True` its gradient's as `tensor_grad`.
 
         Free on steps that are not sampled. Never raises, never keeps the tensor.
         """
-        if not self._finished:
-            self._collector.log_tensor(name, tensor, grad)
+        if self._finished:
+            return
+        try:
+            if isinstance(tensor, torch.Tensor):
+                self._collector.log_tensor(str(name), tensor, bool(grad))
+            else:
+                self._reporter.problem(
+                    "bad_tensor",
+                    f"log_tensor({name!r}): {type(tensor).__name__} is no torch.Tensor; not recorded",
+                    cause=f"bad_tensor {name}",
+                )
+        except Exception as error:
+            self._reporter.trouble("run.log_tensor", "", error)
 
     def note(self, text: str) -> None:
         """Record a remark at the current step, as an event of kind `note`."""
@@ -247,7 +258,7 @@ class Run:
             self._reporter.problem("bad_step_label", f"{wrong}; recorded as step {label}")
         values = self._values({**loss, **extra})
         seen, may_close = self._collector.end_step()
-        group = ScalarGroup(label, iteration, now, _derived(seen, seconds, values))
+        group = ScalarGroup(label, iteration, now, all_scalars(seen, seconds, values))
         if may_close:
             self._submit_window(group)
         else:
@@ -281,9 +292,14 @@ class Run:
                     group.values["update_ratio"] = update_ratio
                 when = [group.time] * len(stats["site"])
                 made["stats"] = {**stats, "step": group.step, "iteration": group.iteration, "time": when}
-            return {**made, "scalars": scalar_columns([group])}
+            try:
+                made["scalars"] = scalar_columns([group])
+            except Exception as error:  # nor its statistics with the scalars
+                self._reporter.trouble("fetching the scalars of a step", "", error)
+            return made
 
-        self._writer.submit(tables, rows=rows, urgent=self._collector.behind)
+        if not self._writer.submit(tables, rows=rows, urgent=self._collector.behind):
+            self._collector.refused()
 
     def _values(self, given: Mapping[str, object]) -> dict[str, Scalar]:
         values: dict[str, Scalar] = {}
@@ -310,7 +326,10 @@ class Run:
         if self._finished:
             return
         self._finished = True
-        self._collector.abandon()
+        try:
+            self._collector.abandon()
+        except Exception as error:
+            self._reporter.trouble("run.finish", "", error)
         self._reporter.count_the_rest()
         if not self._writer.close(timeout, state):
             lost = sum(self._writer.dropped.values())
@@ -318,16 +337,6 @@ class Run:
                 f"not everything could be written to {self._path} within {timeout:g} s"
                 + (f": {lost} rows were dropped" if lost else "")
             )
-
-
-def _derived(seen: dict[str, Scalar], seconds: float, given: dict[str, Scalar]) -> dict[str, Scalar]:
-    """All scalars of a step: the user's, which win, what was seen, and what follows from both."""
-    values: dict[str, Scalar] = {**seen, "step_time": seconds, **given}
-    if "grad_norm_applied" in values:
-        values.setdefault("grad_norm", values["grad_norm_applied"])
-    if "samples" in values and seconds > 0:
-        values["samples_per_second"] = values["samples"] / seconds
-    return values
 
 
 class DisabledRun(Run):

@@ -69,13 +69,15 @@ class ActivationWatch:
         self._traced: set[int] = set()
         self._chosen: list[bool] = []
         self._rows: Rows | None = None
+        self._hooks: list[GradientHook] = []
+        self._leaves: dict[int, tuple[torch.Tensor, GradientHook, Any]] = {}  # by id: the tensor, its hook, the handle
 
     def open(self, rows: Rows) -> None:
         """Fill these rows from now on."""
         self._rows = rows
         self._chosen = [self._filters.module(entry.name) for entry in self._index.entries]
-        self._hooks: list[GradientHook] = []
-        self._leaf_handles: list[Any] = []
+        self._hooks = []
+        self._leaves = {}
         self._unhooked: set[Key] = set()
         self._views: list[tuple[Key, ViewWatch]] = []
         self.counted = 0
@@ -85,9 +87,9 @@ class ActivationWatch:
         """Let go of the rows, and of hooks in graphs that the user keeps."""
         for hook in self._hooks:
             hook.silence()
-        for handle in self._leaf_handles:
+        for _, _, handle in self._leaves.values():
             handle.remove()
-        self._rows = None
+        self._hooks, self._leaves, self._rows = [], {}, None
 
     def settle(self, rows: Rows) -> None:
         """Give every row without numbers its reason, and every module that was not called its row."""
@@ -108,16 +110,20 @@ class ActivationWatch:
         rows = self._rows
         if rows is None:
             return
-        key = Key(BY_HAND, 0, "tensor", name)
-        piece = self._measure(key, tensor)
+        key, gradient_key = Key(BY_HAND, 0, "tensor", name), Key(BY_HAND, 0, "tensor_grad", name)
+        # Inside a backward pass a checkpoint runs its forward again: the tensor has been logged before.
+        again = torch._C._current_graph_task_id() != -1
+        piece = None if again else self._measure(key, tensor)
         if piece is not None:
             rows.add(key, piece)
             self._relieve()
-        if grad:
-            gradient_key = Key(BY_HAND, 0, "tensor_grad", name)
-            rows.row(gradient_key)
-            if tensor.requires_grad:
-                self._hook(tensor, [gradient_key], None)
+        if not grad or (again and gradient_key not in self._unhooked):
+            return
+        rows.row(gradient_key)
+        if tensor.requires_grad:
+            self._hook(tensor, [gradient_key], None)
+        else:
+            self._unhooked.add(gradient_key)
 
     # ------------------------------------------------------------------ what ForwardHooks calls
 
@@ -140,7 +146,8 @@ class ActivationWatch:
         outputs = list(tensors_in(flow.output))
         for path, tensor in outputs:
             if forward.recompute:
-                self._recomputed(Key(entry.index, call, "activation_grad", path), tensor)
+                key = Key(entry.index, call, "activation_grad", path)
+                self._recomputed(key, tensor, flow, [other for _, other in outputs])
                 continue
             seen = self._activation(forward, Key(entry.index, call, "activation", path), tensor)
             if "activation_grad" in self._filters.sites and tensor.is_floating_point():
@@ -163,11 +170,13 @@ class ActivationWatch:
             else:
                 rows.row(key)
         self._place_calls(forward)
+        forward.records.clear()  # hooks in the graph hold the pass: it must not hold its pieces
         self._relieve()
 
     def abandoned(self, forward: ForwardPass) -> None:
         """It raised or was interrupted: nothing of it counts, not even gradients that arrive later."""
         forward.outcome = False
+        forward.records.clear()
 
     # ------------------------------------------------------------------ inside
 
@@ -203,7 +212,7 @@ class ActivationWatch:
         if seen.watch is not None:
             self._views.append((key, seen.watch))
 
-    def _recomputed(self, key: Key, tensor: torch.Tensor) -> None:
+    def _recomputed(self, key: Key, tensor: torch.Tensor, flow: Flow, outputs: list[torch.Tensor]) -> None:
         """A checkpoint runs its forward again: where the first had no graph, gradients reach these outputs.
 
         A recompute does not say which call it repeats: with one call there is no doubt, with several no number.
@@ -212,18 +221,27 @@ class ActivationWatch:
             return
         several = key._replace(call=1) in self._unhooked
         if not several:
-            self._hook(tensor, [key._replace(call=0)], None)
+            target = gradient_target(tensor, flow.leaf, flow.inputs, outputs)
+            if target is not None:
+                self._hook(target.tensor, [key._replace(call=0)], None)
+                self._views += [(key._replace(call=0), target.watch)] if target.watch else []
             return
         for row in list(self._rows):
             if row.key._replace(call=0) == key._replace(call=0):
                 row.status = "recompute_order_unknown"
 
     def _hook(self, target: torch.Tensor, keys: list[Key], forward: ForwardPass | None) -> GradientHook:
-        hook = GradientHook(keys, partial(self._arrived, forward), self._reporter.trouble)
+        if target.is_leaf and id(target) in self._leaves:
+            hook = self._leaves[id(target)][1]
+            hook.keys.extend(key for key in keys if key not in hook.keys)
+            return hook
+        # A leaf is in no single forward's graph: each backward of the window brings it one more gradient.
+        hook = GradientHook(keys, partial(self._arrived, None if target.is_leaf else forward), self._reporter.trouble)
+        hook.once = not target.is_leaf
         handle = target.register_hook(hook)  # type: ignore[no-untyped-call]
         self._hooks.append(hook)
         if target.is_leaf:
-            self._leaf_handles.append(handle)  # it would outlive the graph
+            self._leaves[id(target)] = (target, hook, handle)  # it would outlive the graph
         return hook
 
     def _arrived(self, forward: ForwardPass | None, keys: list[Key], gradient: torch.Tensor, again: bool) -> None:

@@ -77,8 +77,10 @@ class Collector:
         self._scaler = ScalerWatch(scaler)
         self._rows: Rows | None = None
         self._steps = 0  # optimizer steps since the window was opened
+        self._skipped = False  # whether a step was skipped in it
+        self._early: list[Callable[[], None]] = []  # work of this window that was refused when it was handed over early
         # Bytes of pieces given to the background thread, and those it is done with: each has one thread that writes.
-        self._handed_over = self._worked_off = 0
+        self._handed_over = self._worked_off = self._last_size = 0
         self._activations = ActivationWatch(
             index,
             filters,
@@ -108,7 +110,7 @@ class Collector:
         self._parameters.open()
         self.optimizers.forget_members()
         self._rows = Rows(self._wanted)
-        self._steps = 0
+        self._steps, self._skipped, self._early = 0, False, []
         self._activations.open(self._rows)
         self._hooks.attach()
 
@@ -136,6 +138,7 @@ class Collector:
                 "optimizer_step_skipped",
                 "the GradScaler skipped the optimizer's step: its gradients overflowed",
             )
+        self._skipped = self._skipped or skipped
         if not self.is_open:
             return scalars, False
         if self.optimizers.known and not stepped and not skipped:
@@ -146,7 +149,10 @@ class Collector:
                 cause="optimizer_not_stepped",
             )
             return scalars, False
-        scalars["param_norm"] = self._parameters.norm()
+        try:
+            scalars["param_norm"] = self._parameters.norm()
+        except Exception as error:  # the window must close all the same
+            self._reporter.trouble("the norm of the parameters", "", error)
         return scalars, True
 
     def close(self) -> tuple[Callable[[], StepNumbers], int]:
@@ -154,17 +160,22 @@ class Collector:
         rows = self._rows
         assert rows is not None
         self._hooks.detach()
-        self._parameters.complete(rows, skipped=not self._steps and self.optimizers.known)
-        self._activations.settle(rows)
-        self._check_forwards()
-        self._activations.close()
-        self._rows = None
-        work = self._hand_over(rows)
+        try:
+            reason = "step_skipped" if self._skipped else "not_stepped"
+            self._parameters.complete(rows, self.optimizers.held() if self.optimizers.known else set(), reason)
+            self._activations.settle(rows)
+            self._check_forwards()
+        finally:
+            self._activations.close()
+            self._rows = None
+        work, early = self._hand_over(rows), self._early
         keys = [row.key for row in rows]
         places = [self.calls.place(key.module, key.call) for key in keys]
         entries, filters, whole = self._index.entries, self._filters, self._parameters.cover_the_models
 
         def numbers() -> StepNumbers:
+            for earlier in early:
+                earlier()
             work()
             return step_columns(rows, keys, places, entries, filters, whole)
 
@@ -175,7 +186,12 @@ class Collector:
         self._hooks.detach()
         self._activations.close()
         self.optimizers.detach()
+        self._parameters.forget()
         self._rows = None
+
+    def refused(self) -> None:
+        """The work of the last window found no room in the queue: its rows are lost, and hold no memory any more."""
+        self._worked_off += self._last_size
 
     def changed_calls(self) -> Mapping[str, Any] | None:
         """The `modules` table without its step, where it has changed since it was last asked for."""
@@ -213,7 +229,8 @@ class Collector:
         rows = self._rows
         if rows is not None and rows.pending > PENDING_BYTES:
             work = self._hand_over(rows, keep=self._parameters.replaced_sites)
-            self._submit(lambda: work() or {}, urgent=True)
+            if not self._submit(lambda: work() or {}, urgent=True):
+                self._early.append(work)
 
     def _hand_over(self, rows: Rows, keep: frozenset[str] = frozenset()) -> Callable[[], None]:
         """Take the pieces out of the rows, counted until the background thread has worked them off."""
@@ -221,6 +238,7 @@ class Collector:
         work = rows.hand_over(keep)
         size -= rows.pending
         self._handed_over += size
+        self._last_size = size
 
         def counted() -> None:
             try:

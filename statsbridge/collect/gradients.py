@@ -15,11 +15,12 @@ Arrival = Callable[[list[Key], torch.Tensor, bool], None]
 class GradientHook:
     """The hook on one output. It outlives its window where the user keeps the graph: then it does nothing."""
 
-    __slots__ = ("_arrival", "_trouble", "fired", "keys")
+    __slots__ = ("_arrival", "_trouble", "fired", "keys", "once")
 
     def __init__(self, keys: list[Key], arrival: Arrival, trouble: Callable[[str, str, BaseException], None]) -> None:
         self.keys = keys
         self.fired = False
+        self.once = True  # whether a second gradient means a second backward through one graph
         self._arrival: Arrival | None = arrival
         self._trouble = trouble
 
@@ -29,7 +30,7 @@ class GradientHook:
         if arrival is None or gradient is None or gradient.requires_grad:
             return
         try:
-            again, self.fired = self.fired, True
+            again, self.fired = self.fired and self.once, True
             arrival(self.keys, gradient, again)
         except Exception as error:
             self._trouble("the hook on a gradient", "", error)

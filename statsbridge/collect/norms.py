@@ -21,14 +21,14 @@ def global_norm(tensors: Sequence[torch.Tensor]) -> float | torch.Tensor:
     and closer to float64 than torch's multi-tensor norm.
     """
     dense = [_strided(tensor.detach()) for tensor in tensors]
-    dense = [tensor for tensor in dense if tensor.numel()]
+    dense = [tensor for tensor in dense if tensor.numel() and not tensor.is_meta]
     if not dense:
         return 0.0
     elsewhere = [tensor.device for tensor in dense if not statistics.runs_on_host(tensor)]
     if not elsewhere:
         return _host_norm(dense)
     device = elsewhere[0]
-    norms = [norm.to(device, torch.float32, non_blocking=True) for norm in torch._foreach_norm(dense)]
+    norms = [norm.to(device, torch.float32, non_blocking=True) for norm in torch._foreach_norm(dense, 2, torch.float32)]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 
@@ -67,6 +67,8 @@ def _square(tensor: torch.Tensor) -> float:
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout == torch.strided:
-        return tensor
-    return tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.values()
+    if tensor.layout != torch.strided:
+        tensor = tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.values()
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor  # float8 knows no arithmetic

@@ -54,6 +54,7 @@ class OptimizerWatch:
         self._records: list[OptimizerRecord] = []
         self._strangers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._several = False
+        self._running: Optimizer | None = None
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -67,7 +68,7 @@ class OptimizerWatch:
     @property
     def known(self) -> bool:
         """Whether an optimizer of the models was given or has been seen stepping."""
-        return bool(self._records)
+        return any(record.reference() is not None for record in self._records)
 
     @property
     def stepped(self) -> bool:
@@ -104,6 +105,7 @@ class OptimizerWatch:
             scalars["grad_norm_applied"] = combine_norms(norms)
         for record in self._records:
             record.stepped, record.skipped, record.norm = False, False, None
+        self._running = None
         return scalars
 
     def _record(self, optimizer: Optimizer) -> tuple[OptimizerRecord, list[torch.Tensor]] | None:
@@ -123,6 +125,13 @@ class OptimizerWatch:
         alive = (reference() for reference in record.members)
         return record, [parameter for parameter in alive if parameter is not None]
 
+    def held(self) -> set[int]:
+        """The ids of all parameters that known optimizers hold."""
+        alive = (record for record in self._records if record.reference() is not None)
+        return {
+            id(parameter) for record in alive for reference in record.members if (parameter := reference()) is not None
+        }
+
     def forget_members(self) -> None:
         """The models' parameters may have changed: look again whose they are at the next step."""
         self._strangers.clear()
@@ -131,23 +140,29 @@ class OptimizerWatch:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> None:
         try:
+            if self._running is not None and self._running is not optimizer:
+                return  # a wrapper's step calls that of what it wraps: one step, not two
             found = self._record(optimizer)
             if found is None:
                 return
             record, parameters = found
+            self._running = optimizer
             record.rates = _learning_rates(optimizer)
             ready = not _closure_computes_gradients(args, kwargs)
             record.skipped = fused_skip(optimizer)
             if record.skipped:
                 return
             if ready:
-                record.norm = _gradient_norm(parameters, fused_scale(optimizer))
+                record.norm = self._norm(optimizer, parameters, fused_scale(optimizer))
             self._listener.before_step(optimizer, parameters, ready)
         except Exception as error:
             self._trouble("the hook before an optimizer step", type(optimizer).__name__, error)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> None:
         try:
+            if self._running is not optimizer:
+                return
+            self._running = None
             found = self._record(optimizer)
             if found is None:
                 return
@@ -157,10 +172,19 @@ class OptimizerWatch:
             record.stepped = True
             late = _closure_computes_gradients(args, kwargs)
             if late:
-                record.norm = _gradient_norm(parameters, None)
+                record.norm = self._norm(optimizer, parameters, None)
             self._listener.after_step(optimizer, parameters, late)
         except Exception as error:
             self._trouble("the hook after an optimizer step", type(optimizer).__name__, error)
+
+    def _norm(
+        self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], scale: torch.Tensor | None
+    ) -> Scalar | None:
+        try:
+            return _gradient_norm(parameters, scale)
+        except Exception as error:  # the rows of the step do not need it
+            self._trouble("the norm of the gradients", type(optimizer).__name__, error)
+            return None
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .filters import Filters
 from .memory import available_bytes
-from .modules import ModuleIndex, ParameterEntry
+from .modules import ModuleEntry, ModuleIndex
 from .norms import global_norm
 from .rows import Key, Rows
 from .statistics import Piece
@@ -32,6 +32,13 @@ class Measure(Protocol):
     ) -> Piece | None: ...
 
 
+class _Named(NamedTuple):
+    """What a parameter is called. It does not hold the parameter, which may be freed with its model."""
+
+    module: ModuleEntry
+    tensor: str
+
+
 class ParameterWatch:
     """Fills the rows of parameters. Around each optimizer step of a sampled window, and at its close."""
 
@@ -43,7 +50,7 @@ class ParameterWatch:
         self._filters = filters
         self._measure = measure
         self._declined = declined
-        self._entries: Any = WeakIdKeyDictionary()  # parameter -> ParameterEntry
+        self._entries: Any = WeakIdKeyDictionary()  # parameter -> _Named
         self._chosen_entries: Any = WeakIdKeyDictionary()  # those that the filters let through
         self._before: Any = WeakIdKeyDictionary()  # parameter -> its copy from before the step
         self._begun: Any = WeakIdKeyDictionary()  # parameters measured in this window
@@ -54,8 +61,10 @@ class ParameterWatch:
         """Look again which parameters the models hold: they may be replaced, unfrozen or added."""
         entries = self._index.parameters()
         chosen = {name for name in {e.module.name for e in entries} if self._filters.module(name)}
-        self._entries = WeakIdKeyDictionary({e.parameter: e for e in entries})
-        self._chosen_entries = WeakIdKeyDictionary({e.parameter: e for e in entries if e.module.name in chosen})
+        self._entries = WeakIdKeyDictionary({e.parameter: _Named(e.module, e.tensor) for e in entries})
+        self._chosen_entries = WeakIdKeyDictionary(
+            {e.parameter: _Named(e.module, e.tensor) for e in entries if e.module.name in chosen}
+        )
 
     def tracked(self, parameter: torch.Tensor) -> bool:
         """Whether the tensor is a parameter of the models."""
@@ -75,6 +84,9 @@ class ParameterWatch:
             self._value(rows, entry, parameter)
         if "update" in self._filters.sites:
             self._copy([parameter for _, parameter in new if _moves(parameter)])
+            for _, parameter in new:
+                if not _moves(parameter):
+                    self._before.pop(parameter, None)  # of an earlier window: not from before this step
 
     def gradients(self, rows: Rows, parameters: Iterable[torch.Tensor], scale: torch.Tensor | None) -> None:
         """Measure gradients as the optimizer sees them; `scale` divides those that a fused step unscales itself."""
@@ -103,10 +115,16 @@ class ParameterWatch:
 
     # ------------------------------------------------------------------ at the close of the window
 
-    def complete(self, rows: Rows, skipped: bool) -> None:
+    def forget(self) -> None:
+        """Let go of everything: the run is over."""
+        for held in (self._entries, self._chosen_entries, self._before, self._begun):
+            held.clear()
+
+    def complete(self, rows: Rows, held: set[int], reason: str) -> None:
         """Measure what no optimizer has stepped: frozen parameters, and those of a loop of the user's own.
 
-        Where the optimizer's step was `skipped`, gradients are those of an overflow: they get no numbers.
+        Gradients of parameters that are `held` (ids) by an optimizer which did not step are no step's gradients,
+        and may be scaled or overflown: they get a status, `reason`, and no numbers.
         """
         for entry, parameter in self._chosen(self._chosen_entries.keys()):
             if parameter in self._begun:
@@ -114,8 +132,8 @@ class ParameterWatch:
             self._value(rows, entry, parameter)
             if not parameter.requires_grad or "parameter_grad" not in self._filters.sites:
                 continue
-            if skipped:
-                rows.row(_key(entry, "parameter_grad")).status = "step_skipped"
+            if id(parameter) in held:
+                rows.row(_key(entry, "parameter_grad")).status = reason
             else:
                 self._gradient(rows, entry, parameter, None)
 
@@ -130,7 +148,7 @@ class ParameterWatch:
 
     # ------------------------------------------------------------------ inside
 
-    def _chosen(self, parameters: Iterable[torch.Tensor]) -> list[tuple[ParameterEntry, torch.Tensor]]:
+    def _chosen(self, parameters: Iterable[torch.Tensor]) -> list[tuple[_Named, torch.Tensor]]:
         found = ((self._chosen_entries.get(parameter), parameter) for parameter in parameters)
         return [(entry, parameter) for entry, parameter in found if entry is not None]
 
@@ -139,12 +157,12 @@ class ParameterWatch:
         if piece is not None:
             rows.replace(key, piece)
 
-    def _value(self, rows: Rows, entry: ParameterEntry, parameter: torch.Tensor) -> None:
+    def _value(self, rows: Rows, entry: _Named, parameter: torch.Tensor) -> None:
         # An update's ratio needs the norm of its parameter, whether that has a row of its own or not.
         if not self._filters.sites.isdisjoint(("parameter", "update")):
             self._put(rows, _key(entry, "parameter"), parameter)
 
-    def _gradient(self, rows: Rows, entry: ParameterEntry, parameter: torch.Tensor, scale: torch.Tensor | None) -> None:
+    def _gradient(self, rows: Rows, entry: _Named, parameter: torch.Tensor, scale: torch.Tensor | None) -> None:
         key = _key(entry, "parameter_grad")
         if parameter.grad is None:
             row = rows.row(key)
@@ -174,19 +192,26 @@ class ParameterWatch:
         for device, size in needed.items():
             free = available_bytes(device)
             if free is not None and size > free * _MEMORY_SHARE:
-                self._buffers_allowed = False
-                self._before = WeakIdKeyDictionary()  # copies that are not renewed would make wrong updates
-                self._declined(
-                    f"updates are not measured: a copy of the parameters takes {size / 2**20:,.0f} MiB on {device} "
-                    f"and {free / 2**20:,.0f} MiB are free; narrow modules= or leave 'update' out of sites="
+                self._decline(
+                    f"a copy of the parameters takes {size / 2**20:,.0f} MiB on {device} and {free / 2**20:,.0f} MiB "
+                    "are free"
                 )
                 return False
-        for parameter in parameters:
-            self._before[parameter] = torch.empty_like(parameter, requires_grad=False)
+        try:
+            for parameter in parameters:
+                self._before[parameter] = torch.empty_like(parameter, requires_grad=False)
+        except RuntimeError as error:  # out of memory all the same
+            self._decline(f"a copy of the parameters could not be made: {error}")
+            return False
         return True
 
+    def _decline(self, reason: str) -> None:
+        self._buffers_allowed = False
+        self._before = WeakIdKeyDictionary()  # copies that are not renewed would make wrong updates
+        self._declined(f"updates are not measured: {reason}; narrow modules= or leave 'update' out of sites=")
 
-def _key(entry: ParameterEntry, site: str) -> Key:
+
+def _key(entry: _Named, site: str) -> Key:
     return Key(entry.module.index, 0, site, entry.tensor)
 
 

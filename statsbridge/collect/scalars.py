@@ -34,6 +34,13 @@ def as_scalar(value: object) -> Scalar | None:
 
     The copy guards against a tensor that the training loop goes on accumulating into.
     """
+    try:
+        return _as_scalar(value)
+    except (OverflowError, ValueError, RuntimeError):  # a whole number beyond floats, a tensor without values
+        return None
+
+
+def _as_scalar(value: object) -> Scalar | None:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex() or value.layout != torch.strided or value.is_meta:
             return None
@@ -44,6 +51,16 @@ def as_scalar(value: object) -> Scalar | None:
     if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
         return float(value.item())
     return None
+
+
+def all_scalars(seen: dict[str, Scalar], seconds: float, given: dict[str, Scalar]) -> dict[str, Scalar]:
+    """All scalars of a step: the user's, which win, what was seen, and what follows from both."""
+    values: dict[str, Scalar] = {**seen, "step_time": seconds, **given}
+    if "grad_norm_applied" in values:
+        values.setdefault("grad_norm", values["grad_norm_applied"])
+    if "samples" in values and seconds > 0:
+        values["samples_per_second"] = values["samples"] / seconds
+    return values
 
 
 class PendingScalars:

@@ -29,7 +29,8 @@ class ScalerWatch:
         `update` changes the scale in place, which counts up the tensor's version on the host.
         """
         before, self._version = self._version, self._current_version()
-        return self._version != before
+        # The scale is made when it is first used, at version 0: that is no update.
+        return self._version is not None and self._version != (before or (self._version[0], 0))
 
     def _current_version(self) -> tuple[int, int] | None:
         scale = self.scale()

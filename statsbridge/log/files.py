@@ -32,7 +32,7 @@ def write_durably(path: Path, data: bytes | memoryview) -> None:
         finally:
             os.close(descriptor)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # an interrupt too must not leave half a file behind
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

@@ -232,7 +232,7 @@ class Writer:
         for name, columns in tables.items():
             try:
                 rows = to_table(name, columns)
-            except Exception:
+            except Exception:  # columns that fit no table: the work's other tables are fine
                 self._record_internal_error()
             else:
                 if rows.num_rows:

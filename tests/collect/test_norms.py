@@ -18,7 +18,7 @@ def oracle(tensors: list[torch.Tensor]) -> float:
 def test_norm_of_all_elements(scale: float, sizes: list[int]) -> None:
     generator = torch.Generator().manual_seed(1)
     tensors = [torch.randn(size, generator=generator) * scale for size in sizes]
-    assert global_norm(tensors) == pytest.approx(oracle(tensors), rel=1e-5)
+    assert global_norm(tensors) == pytest.approx(oracle(tensors), rel=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -35,10 +35,9 @@ def test_layouts() -> None:
         image.to(memory_format=torch.channels_last),
         torch.randn(300, 301).t(),
         torch.randn(600, 300)[::2],
-        torch.tensor(0.1).expand(3_000_000),
         sparse,  # index 0 is there twice: its values add up
     ):
-        assert global_norm([tensor]) == pytest.approx(oracle([tensor]), rel=1e-5)
+        assert global_norm([tensor]) == pytest.approx(oracle([tensor]), rel=2e-6)
 
 
 def test_not_a_number_and_infinity_are_told() -> None:
@@ -62,3 +61,9 @@ def test_parts_combine() -> None:
     mixed = combine_norms([global_norm([one]), torch.linalg.vector_norm(two)])
     assert isinstance(mixed, torch.Tensor)
     assert mixed.item() == pytest.approx(oracle([one, two]), rel=1e-6)
+
+
+def test_elements_that_are_all_alike() -> None:
+    """Rounding then goes one way at every addition: torch's own vector norm is off by 0.8 % at 10 million."""
+    tensor = torch.tensor(0.1).expand(3_000_000)
+    assert global_norm([tensor]) == pytest.approx(oracle([tensor]), rel=1e-5)

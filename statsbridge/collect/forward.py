@@ -81,10 +81,6 @@ class ForwardHooks:
         self._open: dict[int, ForwardPass] = {}  # by thread, so that detach() finds what an interrupt left
         self._handles: list[Any] = []
 
-    @property
-    def attached(self) -> bool:
-        return bool(self._handles)
-
     def attach(self) -> None:
         """Hook every module call, until `detach`."""
         self._handles = [

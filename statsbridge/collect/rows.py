@@ -47,9 +47,6 @@ class Rows:
     def __iter__(self) -> Iterator[Row]:
         return iter(self._rows.values())
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def row(self, key: Key) -> Row:
         """The row with this key, made where there is none yet."""
         row = self._rows.get(key)

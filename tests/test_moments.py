@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from statsbridge.moments import COUNTS, HISTOGRAM_BINS, STATISTICS, ZERO_BIN, histogram_edges, merge_rows
@@ -155,7 +155,6 @@ def test_histogram_edges_are_powers_of_two_in_ascending_order():
 elements = st.floats(-1e6, 1e6, allow_subnormal=False) | st.sampled_from([0.0, 1e4, np.nan, np.inf])
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(elements, max_size=8), min_size=1, max_size=6))
 def test_any_split_merges_to_the_whole(split: list[list[float]]):
     parts = [np.array(part, dtype=np.float64) for part in split]

@@ -20,6 +20,7 @@ FEWEST_ELEMENTS = 64
 MOST_BINS = 96
 _REACH = 5.0
 _CHUNK = 1 << 12
+_FAR, _FARTHEST = 1e6, 1e290
 _LARGEST_CORRECTION = 0.1
 
 
@@ -210,10 +211,14 @@ class _Counter:
         """
         samples, total = len(lengths), int(lengths.sum())
         code, index = self._code[:total], self._index[:total]
+        # Spreads of micro-batches can lie further apart than float32 reaches, where inf - inf would be no bin at all.
+        if max(factor.max(), np.abs(offset).max()) > _FAR:
+            code = np.empty(total)
+            factor, offset = np.minimum(factor, _FARTHEST), np.clip(offset, -_FARTHEST, _FARTHEST)
 
-        def each(numbers: Floats) -> npt.NDArray[np.float32] | np.float32:
-            numbers32 = numbers.astype(np.float32)
-            return numbers32[0] if samples == 1 else np.repeat(numbers32, lengths)
+        def each(numbers: Floats) -> npt.NDArray[np.floating] | np.floating:
+            narrow = numbers.astype(code.dtype)
+            return narrow[0] if samples == 1 else np.repeat(narrow, lengths)
 
         np.multiply(values[0] if samples == 1 else np.concatenate(values), each(factor), out=code)
         code += each(offset)

@@ -28,7 +28,7 @@ from collect.models import (
     linear,
     rows,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -319,7 +319,6 @@ step = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(step, max_size=14))
 def test_depth_of_any_program_is_that_of_its_elements(program: list[tuple[str, int, int, int]]) -> None:
     class Leaf(nn.Module):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from collect.statistics_reference import array_of, assert_statistics, measured, rows_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -106,11 +106,10 @@ def test_a_piece_holds_no_more_than_a_sample():
     assert measure(torch.arange(10), Wanted()).nbytes == 0
 
 
-elements = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, 9000.0, math.nan, math.inf])
+elements = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, 9000.0, 1e-38, -3e-40, 2e30, math.nan, math.inf])
 splits = st.lists(st.lists(elements, max_size=6), min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
 @given(splits, st.booleans())
 def test_micro_batches_are_one_tensor(split: list[list[float]], merge_offline: bool):
     parts = [torch.tensor(part, dtype=torch.float32) for part in split]
@@ -124,6 +123,12 @@ def test_micro_batches_are_one_tensor(split: list[list[float]], merge_offline: b
         assert merged["histogram"][0].sum() == torch.isfinite(whole).sum()
     assert not merged["std"][0] < 0
     assert_statistics({name: values[0] for name, values in merged.items()}, array_of(whole))
+
+
+@pytest.mark.parametrize("spread", [2e-36, 1e-44, 1e30])
+def test_micro_batches_whose_spreads_are_worlds_apart(spread: float):
+    split = [[0.0, spread], [0.0, 169.0]]
+    test_micro_batches_are_one_tensor.hypothesis.inner_test(split, False)
 
 
 @BOTH

@@ -9,10 +9,10 @@ demo: .venv/demo.done
 	$(BIN)/statsbridge demo
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-slow: .venv/dev.done
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal
 
 lint: .venv/dev.done
 	$(BIN)/ruff check .
@@ -22,6 +22,8 @@ lint: .venv/dev.done
 
 bench: .venv/dev.done
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/mirrors.py
+	for tracker in tensorboard wandb aim mlflow; do $(BIN)/python benchmarks/mirror_$$tracker.py || exit 1; done
 
 docs: .venv/dev.done
 	$(BIN)/mkdocs build --strict --quiet

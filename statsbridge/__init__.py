@@ -9,6 +9,10 @@ from .errors import (
     ConfigError,
     DamagedPart,
     LogError,
+    MirrorError,
+    PolicyError,
+    Reject,
+    Retry,
     SchemaTooNew,
     StatsBridgeError,
     StatsBridgeWarning,
@@ -18,7 +22,9 @@ from .errors import (
 if TYPE_CHECKING:
     from .collect.sampling import Sampling
     from .log import RunData, load
+    from .mirror import Selection
     from .run import Run, init
+    from .tracing import trace
 
 __version__ = "0.1.0"
 
@@ -28,22 +34,30 @@ _LAZY = {
     "Sampling": ".collect.sampling",
     "load": ".log",
     "RunData": ".log",
+    "Selection": ".mirror",
+    "trace": ".tracing",
 }
 
 __all__ = [
     "ConfigError",
     "DamagedPart",
     "LogError",
+    "MirrorError",
+    "PolicyError",
+    "Reject",
+    "Retry",
     "Run",
     "RunData",
     "Sampling",
     "SchemaTooNew",
+    "Selection",
     "StatsBridgeError",
     "StatsBridgeWarning",
     "UnknownBackendError",
     "__version__",
     "init",
     "load",
+    "trace",
 ]
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib.util
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, UnknownBackendError
+from .errors import ConfigError, StatsBridgeError, UnknownBackendError
+
+if TYPE_CHECKING:
+    from .mirror.contract import Adapter
 
 ENTRY_POINT_GROUP = "statsbridge.adapters"
 LOCAL = "local"
+
+Backend = "str | Adapter"
+"""A name, `"name:target"`, or an adapter."""
 
 
 def installed_adapters() -> dict[str, EntryPoint]:
@@ -16,17 +24,70 @@ def installed_adapters() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def check_backends(backend: object) -> None:
-    """Raise UnknownBackendError for a backend that cannot be had, ConfigError for what is no backend at all."""
-    names = [backend] if isinstance(backend, str) else backend
-    if not isinstance(names, Iterable) or not (names := list(names)) or not all(isinstance(n, str) for n in names):
-        raise ConfigError(f"backend={backend!r}: give a name such as 'local', or a list of names")
-    for name in names:
-        if name == LOCAL:
-            continue
-        found = ", ".join([LOCAL, *installed_adapters()])
+def make_adapters(backend: object) -> list[Adapter]:
+    """The adapters that `backend` asks for, made but not opened; none for the local record, which is always kept.
+
+    `backend`: a name, `"name:target"` or an adapter, or several of them.
+
+    Raises UnknownBackendError for a backend that cannot be had, ConfigError for what is no backend at all.
+    """
+    several = isinstance(backend, Iterable) and not isinstance(backend, str)
+    given: list[object] = list(backend) if several else [backend]  # type: ignore[call-overload]
+    if not given:
+        raise ConfigError(f"backend={backend!r}: give a name such as 'local', an adapter, or a list of these")
+    return [_adapter(one) for one in given if one != LOCAL]
+
+
+def make_adapter(name: str, target: str | None = None, options: Mapping[str, Any] | None = None) -> Adapter:
+    """The adapter of the backend `name`, for `target` or with what its `options()` once gave.
+
+    Raises UnknownBackendError where it, or its tracker, is not installed, ConfigError where it does not take
+    what it is given.
+    """
+    known = installed_adapters()
+    if name not in known:
         raise UnknownBackendError(
-            f"backend {name!r} is not known here. Installed: {found}. An adapter comes with the extra of its name "
-            f"(pip install 'statsbridge[{name}]'), which this version does not have yet: it writes the local "
-            "record only, so use backend='local'"
+            f"backend {name!r} is not known here. Installed: {', '.join([LOCAL, *known])}. An adapter comes with the "
+            f"extra of its name, pip install 'statsbridge[{name}]', or with a package of its own"
+        )
+    try:
+        kind = known[name].load()
+    except Exception as error:
+        raise UnknownBackendError(f"backend {name!r} is installed, but cannot be imported: {error!r}") from error
+    _check_installed(kind, name)
+    try:
+        adapter: Adapter = kind(**(options or {})) if target is None else kind(target)
+    except StatsBridgeError:
+        raise
+    except Exception as error:
+        told = f"{name}:{target}" if target is not None else name
+        raise ConfigError(f"backend {told!r} cannot be had: {error}") from error
+    return adapter
+
+
+def _adapter(one: object) -> Adapter:
+    if isinstance(one, str):
+        name, separator, target = one.partition(":")
+        if not name or name == LOCAL or (separator and not target):
+            raise ConfigError(f"backend={one!r}: write 'name' or 'name:target'; the local record has no target")
+        return make_adapter(name, target if separator else None)
+    missing = [name for name in ("backend", "destination", "open", "send") if not hasattr(one, name)]
+    if missing or isinstance(one, type):
+        raise ConfigError(
+            f"backend={one!r}: give a name such as 'local', 'name:target', an adapter, or a list of these"
+        )
+    adapter: Adapter = one  # type: ignore[assignment]
+    _check_installed(adapter, adapter.backend)
+    return adapter
+
+
+def _check_installed(adapter: object, name: str) -> None:
+    """Raise UnknownBackendError where the tracker is missing, which is looked for but not imported."""
+    package = getattr(adapter, "requires", "")
+    if package and importlib.util.find_spec(package.partition(".")[0]) is None:
+        point = installed_adapters().get(name)
+        ours = point is not None and point.value.startswith("statsbridge_")
+        extra = f"'statsbridge[{name}]'" if ours else package
+        raise UnknownBackendError(
+            f"backend {name!r} needs the package {package}, which is not installed: pip install {extra}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -19,12 +20,17 @@ Submit = Callable[[Callable[[], Mapping[str, Mapping[str, Any]]]], object]
 
 
 class Reporter:
-    """Writes events and says each cause once. `step` is the label that events get."""
+    """Writes events and says each cause once, from any thread.
+
+    `step` is the label that events get where none is given: that of the step in progress, as far as it is known.
+    """
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
         self._said: set[str] = set()
         self._seen: Counter[str] = Counter()
+        # Training, the writer's thread and those of the mirrors; reentrant for a signal handler that logs.
+        self._counting = threading.RLock()
         self.step: int | None = None
 
     def event(
@@ -37,10 +43,11 @@ class Reporter:
         site: str | None = None,
         tensor: str | None = None,
         value: float | None = None,
+        step: int | None = None,
     ) -> None:
         """One row of `events`, whatever was said before."""
         row = {
-            "step": self.step,
+            "step": self.step if step is None else step,
             "time": time.time_ns() // 1000,
             "kind": kind,
             "severity": severity,
@@ -59,12 +66,14 @@ class Reporter:
         *,
         warning: str | None = None,
         cause: str | None = None,
-        **about: str | None,
+        **about: str | int | None,
     ) -> None:
         """An event for every occurrence (up to a limit), and a warning for the first of its cause."""
         cause = cause or kind
-        self._seen[cause] += 1
-        if self._seen[cause] <= EVENTS_PER_CAUSE:
+        with self._counting:
+            self._seen[cause] += 1
+            seen = self._seen[cause]
+        if seen <= EVENTS_PER_CAUSE:
             self.event(kind, message, **about)  # type: ignore[arg-type]
         self.warn(warning or message, cause)
 
@@ -75,6 +84,7 @@ class Reporter:
         error: BaseException,
         site: str | None = None,
         tensor: str | None = None,
+        step: int | None = None,
     ) -> None:
         """Our own code failed: the traceback becomes an event, training goes on."""
         told = f" ({module})" if module else ""
@@ -89,13 +99,22 @@ class Reporter:
             module=module,
             site=site,
             tensor=tensor,
+            step=step,
         )
+
+    def mirror(self, kind: str, message: str, *, cause: str, warn: bool) -> None:
+        """What happened to a mirror, from its thread: an event, and a warning too where it is no good news."""
+        if warn:
+            self.problem(kind, message, cause=cause)
+        else:
+            self.event(kind, message, severity="info")
 
     def warn(self, message: str, cause: str | None = None) -> None:
         """Warn once a cause. Where warnings are turned into errors it goes to standard error instead."""
-        if (cause or message) in self._said:
-            return
-        self._said.add(cause or message)
+        with self._counting:
+            if (cause or message) in self._said:
+                return
+            self._said.add(cause or message)
         try:
             warnings.warn(f"statsbridge: {message}", StatsBridgeWarning, stacklevel=2)
         except StatsBridgeWarning as warning:
@@ -103,8 +122,10 @@ class Reporter:
 
     def count_the_rest(self) -> None:
         """Say how many events were only counted."""
-        for cause, seen in self._seen.items():
+        with self._counting:
+            counted = dict(self._seen)
+            self._seen.clear()
+        for cause, seen in counted.items():
             if seen > EVENTS_PER_CAUSE:
                 more = seen - EVENTS_PER_CAUSE
                 self.event("events_not_written", f"{more} more events of this cause: {cause}", value=float(more))
-        self._seen.clear()

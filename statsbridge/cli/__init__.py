@@ -6,10 +6,14 @@ import typer
 
 import statsbridge
 
+from .care import check, compact
 from .demo import demo
 from .doctor import doctor
 from .ls import ls
+from .policy import policy
 from .show import show
+from .sync import sync
+from .verify import verify
 
 app = typer.Typer(name="statsbridge", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -31,5 +35,10 @@ def main(
 
 app.command()(ls)
 app.command()(show)
+app.command()(sync)
+app.command()(verify)
+app.command()(policy)
+app.command()(check)
+app.command()(compact)
 app.command()(doctor)
 app.command()(demo)

@@ -14,8 +14,10 @@ from typing import Annotated, Literal
 import typer
 
 import statsbridge
-from statsbridge.backends import ENTRY_POINT_GROUP, installed_adapters
+from statsbridge.backends import ENTRY_POINT_GROUP, installed_adapters, make_adapter
+from statsbridge.errors import LogError, PolicyError, StatsBridgeError
 
+from .facts import size_line
 from .output import Column, command, page, print_line, print_table, show_page
 
 OLDEST_TORCH = (2, 6)
@@ -65,7 +67,8 @@ def _findings(directory: Path) -> Iterator[Finding]:
         yield _package(package, extra)
     yield _adapters()
     yield _write_access(directory)
-    yield _policy(os.environ.get("STATSBRIDGE_POLICY"))
+    yield from _newest_run(directory)
+    yield _policy()
     yield _disabled(os.environ.get("STATSBRIDGE_DISABLED"))
 
 
@@ -93,7 +96,15 @@ def _adapters() -> Finding:
     names = sorted(installed_adapters())
     if not names:
         return Finding("adapters", "ok", f"none (group {ENTRY_POINT_GROUP}); runs go to Parquet only")
-    return Finding("adapters", "ok", f"{', '.join(names)} found, but this version mirrors to none")
+    usable, unusable = [], []
+    for name in names:
+        try:
+            make_adapter(name)
+        except (StatsBridgeError, ImportError, OSError) as error:  # the latter of a package it stands on
+            unusable.append(str(error))
+        else:
+            usable.append(name)
+    return Finding("adapters", "ok", "; ".join([f"can be used: {', '.join(usable) or 'none'}", *unusable]))
 
 
 def _write_access(directory: Path) -> Finding:
@@ -114,15 +125,33 @@ def _write_access(directory: Path) -> Finding:
     return Finding("run folder", "ok", f"{directory} {made}, {free:.3g} GB free")
 
 
-def _policy(path: str | None) -> Finding:
-    nothing = "this version writes to the local disk only and mirrors nothing"
-    if not path:
-        return Finding("policy", "ok", f"{nothing}; $STATSBRIDGE_POLICY is not set")
+def _newest_run(directory: Path) -> Iterator[Finding]:
+    """What the newest run takes on disk; nothing where there is none."""
     try:
-        Path(path).read_bytes()
-    except OSError as error:
-        return Finding("policy", "warning", f"$STATSBRIDGE_POLICY cannot be read: {error}; {nothing}, whatever it says")
-    return Finding("policy", "ok", f"$STATSBRIDGE_POLICY is {path}, readable; {nothing}, whatever it says")
+        from statsbridge.log import load, resolve_run
+        from statsbridge.log.size import growth
+
+        data = load(resolve_run("latest", directory))
+        grown = growth(data)
+        free = shutil.disk_usage(data.path).free
+    except (LogError, ImportError, OSError):  # the lines before say what is wrong
+        return
+    a_day = grown.bytes_a_day
+    lasts = f", and there is room for {free / a_day:.3g} days" if a_day else ""
+    yield Finding("newest run", "ok", f"{data.id}: {size_line(grown)}{lasts}; max_bytes= sets a limit")
+
+
+def _policy() -> Finding:
+    try:
+        from statsbridge.mirror.policy import load_policy
+
+        files = load_policy().files
+    except (PolicyError, ImportError, OSError) as error:
+        return Finding("policy", "critical", str(error))
+    if not files:
+        return Finding("policy", "ok", "none: unrestricted runs may be mirrored anywhere, restricted ones nowhere")
+    named = ", ".join(sorted(file.path for file in files))
+    return Finding("policy", "ok", f"{named} (statsbridge policy explains)")
 
 
 def _disabled(value: str | None) -> Finding:

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .ls import size
 from .output import as_csv
 
 if TYPE_CHECKING:
     from statsbridge.analyze.overview import Overview, Row
     from statsbridge.log import RunData
+    from statsbridge.log.size import Growth
 
 
 def first_and_last(data: "RunData", name: str) -> tuple[float, float] | None:
@@ -22,6 +24,13 @@ def first_and_last(data: "RunData", name: str) -> tuple[float, float] | None:
     return (values[0].as_py(), values[-1].as_py()) if len(values) else None
 
 
+def size_line(grown: "Growth") -> str:
+    """What a run takes on disk, and what a day of it would."""
+    a_day = grown.bytes_a_day
+    rate = "" if a_day is None else f", {size(round(a_day))} a day of this training"
+    return f"{size(grown.bytes)} on disk{rate}"
+
+
 def alerts(data: "RunData") -> list[dict[str, Any]]:
     """The events of severity warning and critical, in the order in which they were written."""
     events: list[dict[str, Any]] = data.events.to_pylist()
@@ -31,8 +40,9 @@ def alerts(data: "RunData") -> list[dict[str, Any]]:
 def document(data: "RunData", result: "Overview") -> dict[str, Any]:
     """The run, the rows of `result` with their trends and marks, and the alerts, for JSON."""
     from statsbridge.log.runs import run_state
+    from statsbridge.log.size import growth
 
-    loss = first_and_last(data, "loss")
+    loss, grown = first_and_last(data, "loss"), growth(data)
     ratio = result.gradient_ratio
     return {
         "run": {
@@ -40,7 +50,11 @@ def document(data: "RunData", result: "Overview") -> dict[str, Any]:
             "name": data.info["name"],
             "path": str(Path(data.path)),
             "state": run_state(data.path),
+            "attempts": [
+                {"attempt": one.number, "first_step": one.first_step, "started": one.started} for one in data.attempts
+            ],
         },
+        "size": {"bytes": grown.bytes, "bytes_a_day": grown.bytes_a_day},
         "site": result.site,
         "step": result.step,
         "steps": result.steps,

@@ -80,6 +80,7 @@ def _facts(run: "RunSummary") -> dict[str, Any]:
         "state": run.state,
         "steps": run.steps,
         "sampled_steps": run.sampled_steps,
+        "attempts": run.attempts,
         "rows": dict(run.rows),
         "bytes": run.bytes,
         "path": str(run.path),
@@ -108,6 +109,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
         Column("rows", [(str(sum(row["rows"].values())), "") for row in rows], "right"),
         Column("size", [(size(row["bytes"]), "") for row in rows], "right"),
     ]
+    if any(row["attempts"] > 1 for row in rows):
+        columns.insert(4, Column("attempts", cells("attempts"), "right"))
     left_out = print_table(console, columns)
     if left_out:
         print_line(console, f"left out at this width: {', '.join(left_out)} (piped output has it all)")

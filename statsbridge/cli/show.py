@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .facts import alerts, csv_text, document, first_and_last
+from .facts import alerts, csv_text, document, first_and_last, size_line
 from .output import (
     FORMATS,
     Column,
@@ -97,15 +97,21 @@ def print_run(data: "RunData", result: "Overview", *, changes: bool) -> None:
 
 def _print_header(console: "Console", data: "RunData", result: "Overview") -> None:
     from statsbridge.log.runs import run_state
+    from statsbridge.log.size import growth
 
     name = data.info["name"]
     called = "" if name == data.id else f"  name {name}"
     print_line(console, f"run {data.id}{called}  {run_state(data.path)}")
+    for attempt in data.attempts:
+        print_line(
+            console, f"resumed as attempt {attempt.number} from step {attempt.first_step}, {attempt.started[:19]}"
+        )
     steps = result.steps
     sampled = f"{len(steps)} sampled steps ({steps[0]} to {steps[-1]})" if len(steps) > 1 else "1 sampled step"
     loss = first_and_last(data, "loss")
     losses = f"  loss {number(loss[0])} → {number(loss[1])}" if loss else ""
     print_line(console, f"{result.site} at step {result.step}  {sampled}{losses}")
+    print_line(console, size_line(growth(data)))
     print_line(console, "")
 
 

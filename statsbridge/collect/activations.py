@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,19 +15,13 @@ from .calls import CallTable
 from .filters import Filters
 from .forward import Flow, ForwardPass
 from .gradients import GradientHook
+from .messages import Reporter
 from .modules import ModuleEntry, ModuleIndex
 from .order import DepthTracer
 from .outputs import ViewWatch, gradient_target, tensors_in
 from .parameters import Measure
 from .rows import BY_HAND, Key, Rows
 from .statistics import Piece
-
-
-class Reporter(Protocol):
-    """Takes what could not be done; never raises."""
-
-    def event(self, kind: str, message: str, *, severity: str = "warning") -> None: ...
-    def trouble(self, where: str, module: str, error: BaseException) -> None: ...
 
 
 @dataclass(slots=True)
@@ -75,13 +69,22 @@ class ActivationWatch:
     def open(self, rows: Rows) -> None:
         """Fill these rows from now on."""
         self._rows = rows
-        self._chosen = [self._filters.module(entry.name) for entry in self._index.entries]
+        self.choose()
         self._hooks = []
         self._leaves = {}
-        self._unhooked: set[Key] = set()
+        self._unhooked: dict[Key, set[int]] = {}  # outputs that had no graph: key of call 0 -> which calls
         self._views: list[tuple[Key, ViewWatch]] = []
         self.counted = 0
         self.eval_only = 0
+
+    def choose(self) -> None:
+        """Apply the filters to the modules that there are now."""
+        self._chosen = [self._filters.module(entry.name) for entry in self._index.entries]
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no forward pass with gradients was seen in this window, counted or not."""
+        return not self.counted and not self.eval_only
 
     def close(self) -> None:
         """Let go of the rows, and of hooks in graphs that the user keeps."""
@@ -91,14 +94,17 @@ class ActivationWatch:
             handle.remove()
         self._hooks, self._leaves, self._rows = [], {}, None
 
-    def settle(self, rows: Rows) -> None:
+    def settle(self, rows: Rows, doubtful_scale: bool) -> None:
         """Give every row without numbers its reason, and every module that was not called its row."""
         for key, watch in self._views:
             if watch.modified():
                 rows.row(key).status = "view_modified"
         for row in rows:
-            if row.key.site in ("activation_grad", "tensor_grad") and not row.measured and row.status is None:
-                row.status = "no_grad"
+            if row.key.site in ("activation_grad", "tensor_grad") and row.status is None:
+                if not row.measured:
+                    row.status = "no_grad"
+                elif doubtful_scale:
+                    row.status = "scale_unknown"
         if "activation" in self._filters.sites:
             called = {row.key.module for row in rows if row.key.site == "activation"}
             for entry in self._index.entries:
@@ -123,7 +129,7 @@ class ActivationWatch:
         if tensor.requires_grad:
             self._hook(tensor, [gradient_key], None)
         else:
-            self._unhooked.add(gradient_key)
+            self._unhooked[gradient_key] = {0}
 
     # ------------------------------------------------------------------ what ForwardHooks calls
 
@@ -205,7 +211,7 @@ class ActivationWatch:
         if seen.hook is not None:
             seen.hook.keys.append(key)
         elif target is None:
-            self._unhooked.add(key)
+            self._unhooked.setdefault(key._replace(call=0), set()).add(key.call)
         else:
             seen.hook = self._hook(target.tensor, [key], forward)
             seen.watch = target.watch
@@ -215,20 +221,29 @@ class ActivationWatch:
     def _recomputed(self, key: Key, tensor: torch.Tensor, flow: Flow, outputs: list[torch.Tensor]) -> None:
         """A checkpoint runs its forward again: where the first had no graph, gradients reach these outputs.
 
-        A recompute does not say which call it repeats: with one call there is no doubt, with several no number.
+        A recompute does not say which call it repeats: where one call had no graph there is no doubt, where several
+        had none they get no number. A call that had a graph is no trouble: no gradient flows through its recompute.
         """
-        if self._rows is None or key._replace(call=0) not in self._unhooked or not tensor.requires_grad:
+        calls = self._unhooked.get(key._replace(call=0))
+        if self._rows is None or not calls or not tensor.requires_grad:
             return
-        several = key._replace(call=1) in self._unhooked
-        if not several:
-            target = gradient_target(tensor, flow.leaf, flow.inputs, outputs)
-            if target is not None:
-                self._hook(target.tensor, [key._replace(call=0)], None)
-                self._views += [(key._replace(call=0), target.watch)] if target.watch else []
+        keys = [key._replace(call=call) for call in sorted(calls)]
+        target = gradient_target(tensor, flow.leaf, flow.inputs, outputs)
+        if target is None:
             return
-        for row in list(self._rows):
-            if row.key._replace(call=0) == key._replace(call=0):
-                row.status = "recompute_order_unknown"
+        if len(keys) == 1:
+            self._hook(target.tensor, keys, None)
+            self._views += [(keys[0], target.watch)] if target.watch else []
+        elif target.watch is None and not target.tensor.is_leaf:
+            self._hooks.append(GradientHook(keys, self._order_unknown, self._reporter.trouble))
+            target.tensor.register_hook(self._hooks[-1])  # type: ignore[no-untyped-call]
+        else:
+            self._order_unknown(keys)  # a gradient may pass unseen
+
+    def _order_unknown(self, keys: list[Key], *_: object) -> None:
+        if self._rows is not None:
+            for key in keys:
+                self._rows.row(key).status = "recompute_order_unknown"
 
     def _hook(self, target: torch.Tensor, keys: list[Key], forward: ForwardPass | None) -> GradientHook:
         if target.is_leaf and id(target) in self._leaves:
@@ -282,7 +297,9 @@ class ActivationWatch:
     def _callable(self, entry: ModuleEntry) -> bool:
         """A ModuleList and its like have no forward: they are never called."""
         module = self._index.module(entry)
-        return module is not None and type(module).forward is not nn.Module.forward
+        # Not by looking `forward` up: what ScriptModule has in its place only answers where there is an instance.
+        kinds = () if module is None else type(module).__mro__
+        return any("forward" in vars(kind) for kind in kinds if kind is not nn.Module)
 
 
 def _version(tensor: torch.Tensor) -> int:

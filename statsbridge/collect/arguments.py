@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from math import inf
 from numbers import Integral, Real
@@ -17,6 +18,9 @@ _OLDEST_TORCH = (2, 6)
 
 #: How the depth of modules is found: traced in the first sampled forward, by torch.fx, or not at all.
 ORDERS = ("auto", "fx", "execution")
+
+#: What `resume` is for the newest unfinished run of a name.
+AUTO = "auto"
 
 
 def check_torch() -> None:
@@ -83,6 +87,23 @@ def check_settings(name: object, config: object, start_step: object, order: obje
         raise ConfigError(f"order={order!r}: give one of {', '.join(map(repr, ORDERS))}")
     if isinstance(flush_interval, bool) or not isinstance(flush_interval, Real) or not 0 < float(flush_interval) < inf:
         raise ConfigError(f"flush_interval={flush_interval!r}: give a number of seconds above 0")
+
+
+def check_resume(resume: object, name: object) -> None:
+    """Raise ConfigError where it is not said which run to go on with."""
+    if resume is not None and (not isinstance(resume, str | os.PathLike) or not str(resume)):
+        raise ConfigError(f"resume={resume!r}: give a run's folder, id or name, or {AUTO!r}")
+    if resume == AUTO and name is None:
+        raise ConfigError(f"resume={AUTO!r} goes on with the newest unfinished run of a name: give name=")
+
+
+def check_max_bytes(max_bytes: object) -> int | None:
+    """A number of bytes, or None. Raises ConfigError for anything else."""
+    if max_bytes is None:
+        return None
+    if isinstance(max_bytes, bool) or not isinstance(max_bytes, Real) or not 0 < float(max_bytes) < inf:
+        raise ConfigError(f"max_bytes={max_bytes!r}: give a number of bytes above 0, such as 2e9, or None")
+    return int(float(max_bytes))
 
 
 def _type(value: object) -> str:

@@ -6,22 +6,27 @@ and no exception leaves a hook.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from . import messages
 from .activations import ActivationWatch
 from .calls import CallTable
+from .compiled import EAGER, compiled_code_exists
 from .filters import Filters
 from .forward import ForwardHooks
+from .messages import Reporter, Submit
 from .modules import ModuleIndex
-from .optimizers import OptimizerWatch, Scalar
+from .optimizers import OptimizerWatch
 from .parameters import ParameterWatch
 from .rows import BY_HAND, Key, Rows
 from .scaler import ScalerWatch, fused_scale
+from .shards import Layout, Part, Scalar
 from .statistics import Piece, Wanted, measure
 from .step_columns import StepNumbers, step_columns
 
@@ -30,27 +35,6 @@ PENDING_BYTES = 64 * 2**20
 #: Pieces that the background thread has not worked off: beyond this it is told to hurry, and beyond eight times
 #: this (a disk that hangs) no further step is sampled until it has.
 BACKLOG_BYTES = 128 * 2**20
-
-
-class Submit(Protocol):
-    """Queues work for the background thread; False where it is refused."""
-
-    def __call__(self, work: Callable[[], Mapping[str, Any]], *, urgent: bool = False) -> bool: ...
-
-
-class Reporter(Protocol):
-    """Takes what could not be done; never raises."""
-
-    def problem(self, kind: str, message: str, *, severity: str = "warning", cause: str | None = None) -> None: ...
-    def event(self, kind: str, message: str, *, severity: str = "warning") -> None: ...
-    def trouble(
-        self,
-        where: str,
-        module: str,
-        error: BaseException,
-        site: str | None = None,
-        tensor: str | None = None,
-    ) -> None: ...
 
 
 class Collector:
@@ -76,6 +60,7 @@ class Collector:
         self._wanted = Wanted(kl="kl_unit_gaussian" in filters.statistics, histogram=histograms)
         self._scaler = ScalerWatch(scaler)
         self._rows: Rows | None = None
+        self._fresh = True  # whether the models were looked at in this window
         self._steps = 0  # optimizer steps since the window was opened
         self._skipped = False  # whether a step was skipped in it
         self._early: list[Callable[[], None]] = []  # work of this window that was refused when it was handed over early
@@ -86,15 +71,16 @@ class Collector:
             filters,
             self.calls,
             self.measure,
-            self._scaler.scale,
+            self._scaler.scale_of_backward,
             self._relieve,
             reporter,
             count_eval=count_eval,
             tracing=tracing,
         )
-        self._hooks = ForwardHooks(index, self._activations, reporter.trouble)
-        self._parameters = ParameterWatch(index, filters, self.measure, self._declined)
-        self.optimizers = OptimizerWatch(self, reporter.trouble)
+        self._hooks = ForwardHooks(index, self._activations, self._look_again, reporter.trouble)
+        self._layout = Layout()
+        self._parameters = ParameterWatch(index, filters, self._layout, self.measure, self._declined)
+        self.optimizers = OptimizerWatch(self, self._layout, reporter.trouble)
 
     # ------------------------------------------------------------------ the window of a sampled step
 
@@ -105,12 +91,12 @@ class Collector:
 
     def open(self) -> None:
         """Start a sampled step: from here on every forward pass is watched."""
-        if self._index.refresh():
-            self.calls.changed = True
+        self._fresh = False
         self._parameters.open()
         self.optimizers.forget_members()
         self._rows = Rows(self._wanted)
         self._steps, self._skipped, self._early = 0, False, []
+        self._scaler.open()
         self._activations.open(self._rows)
         self._hooks.attach()
 
@@ -124,7 +110,7 @@ class Collector:
         """Whether so much waits for the background thread that no further step may be sampled."""
         return self._handed_over - self._worked_off > 8 * BACKLOG_BYTES
 
-    def end_step(self) -> tuple[dict[str, Scalar], bool]:
+    def end_step(self) -> tuple[dict[str, Scalar | Part], bool]:
         """The scalars of a step that ends now, and whether an open window may close with it.
 
         It stays open where optimizers are known and none has stepped or been skipped: its gradients are still
@@ -134,23 +120,18 @@ class Collector:
         skipped = (self._scaler.tried() or self.optimizers.skipped) and not stepped
         scalars = self.optimizers.close_step()
         if skipped:
-            self._reporter.event(
-                "optimizer_step_skipped",
-                "the GradScaler skipped the optimizer's step: its gradients overflowed",
-            )
+            self._reporter.event("optimizer_step_skipped", messages.STEP_SKIPPED)
         self._skipped = self._skipped or skipped
         if not self.is_open:
             return scalars, False
-        if self.optimizers.known and not stepped and not skipped:
-            self._reporter.problem(
-                "optimizer_not_stepped",
-                "run.step() was called in a sampled step in which no optimizer of the model had stepped; the step "
-                "stays open until one has: call run.step() once for each optimizer step, after it",
-                cause="optimizer_not_stepped",
-            )
+        # A window that has seen nothing at all, since all of it is compiled, waits for nothing.
+        if self.optimizers.known and not stepped and not skipped and not self._trained_unseen():
+            self._reporter.problem("optimizer_not_stepped", messages.OPTIMIZER_NOT_STEPPED)
             return scalars, False
         try:
-            scalars["param_norm"] = self._parameters.norm()
+            self._look_again()
+            if (norm := self._parameters.norm()) is not None:
+                scalars["param_norm"] = norm
         except Exception as error:  # the window must close all the same
             self._reporter.trouble("the norm of the parameters", "", error)
         return scalars, True
@@ -162,24 +143,26 @@ class Collector:
         self._hooks.detach()
         try:
             reason = "step_skipped" if self._skipped else "not_stepped"
-            self._parameters.complete(rows, self.optimizers.held() if self.optimizers.known else set(), reason)
-            self._activations.settle(rows)
+            held = self.optimizers.held() if self.optimizers.known else set()
+            # Before any optimizer is known: what a scaler has scaled, and no step has used, is no gradient of a step.
+            scaled = not self._steps and (self._skipped or self._scaler.in_use)
+            self._parameters.complete(rows, None if scaled else held, reason)
+            self._activations.settle(rows, self._scaler.doubtful)
             self._check_forwards()
         finally:
             self._activations.close()
             self._rows = None
         work, early = self._hand_over(rows), self._early
-        keys = [row.key for row in rows]
-        places = [self.calls.place(key.module, key.call) for key in keys]
+        places = [self.calls.place(row.key.module, row.key.call) for row in rows]
         entries, filters, whole = self._index.entries, self._filters, self._parameters.cover_the_models
 
         def numbers() -> StepNumbers:
             for earlier in early:
                 earlier()
             work()
-            return step_columns(rows, keys, places, entries, filters, whole)
+            return step_columns(rows, places, entries, filters, self._layout, whole)
 
-        return numbers, len(keys)
+        return numbers, len(places)
 
     def abandon(self) -> None:
         """Remove every hook and forget the window; the run is over."""
@@ -192,6 +175,26 @@ class Collector:
     def refused(self) -> None:
         """The work of the last window found no room in the queue: its rows are lost, and hold no memory any more."""
         self._worked_off += self._last_size
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """A training step that may be compiled as a whole: it runs eagerly where a window is open."""
+        eager = self._begin_step()
+        try:
+            yield
+        finally:
+            if eager:
+                EAGER.release()
+
+    def _begin_step(self) -> bool:
+        try:
+            self.optimizers.note_rates()
+            if self._rows is not None:
+                EAGER.take()
+                return True
+        except Exception as error:
+            self._reporter.trouble("run.sampling", "", error)
+        return False
 
     def changed_calls(self) -> Mapping[str, Any] | None:
         """The `modules` table without its step, where it has changed since it was last asked for."""
@@ -216,13 +219,32 @@ class Collector:
         try:
             # Neither our depth tracer nor a mode of the user's (a default device) has a say in our arithmetic.
             with torch._C.DisableTorchFunction():
-                return measure(tensor, self._wanted, minus=minus, scale=scale)
+                here = self._layout.counted_here(tensor)
+                if isinstance(here, str):
+                    return Piece(here, 0)
+                return measure(here, self._wanted, minus=minus, scale=scale)
         except Exception as error:
             module = "" if key.module == BY_HAND else self._index.entries[key.module].name
             self._reporter.trouble(f"measuring {key.site}", module, error, key.site, key.tensor)
             if self._rows is not None:
                 self._rows.row(key).status = "internal_error"
             return None
+
+    def _look_again(self) -> None:
+        """Once a window, when its first forward begins: modules and parameters may have come, gone or been replaced.
+
+        The window was opened at the end of the step before, too early for what is changed between two steps. Where
+        there are lazy modules it is done once more: they get type, size and parameters in the forward pass.
+        """
+        if self._rows is None or (self._fresh and not self._parameters.incomplete):
+            return
+        second, self._fresh = self._fresh, True
+        self.calls.changed = self._index.refresh() or self.calls.changed
+        self._parameters.refresh()
+        if second:
+            self._parameters.incomplete = False  # those that are still lazy have their turn in the next window
+        self.optimizers.forget_members()
+        self._activations.choose()
 
     def _relieve(self) -> None:
         """Hand pieces over early where many micro-batches would pile up."""
@@ -252,7 +274,12 @@ class Collector:
 
     def tracked(self, parameter: torch.Tensor) -> bool:
         """Whether the tensor is a parameter of the models."""
+        self._look_again()
         return self._parameters.tracked(parameter)
+
+    def stepping(self) -> None:
+        """An optimizer of the models steps: who has called it?"""
+        self._scaler.stepping()
 
     def before_step(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: bool) -> None:
         """Measure parameters, and gradients where they are complete."""
@@ -273,20 +300,20 @@ class Collector:
     # ------------------------------------------------------------------ what is said
 
     def _check_forwards(self) -> None:
-        if self._activations.counted or not self._steps:
+        if self._activations.counted:
             return
-        if self._activations.eval_only:
-            self._reporter.problem(
-                "eval_mode",
-                "the optimizer stepped, but every forward pass with gradients was in eval mode, so no activation "
-                "was recorded: call model.train(), or init(…, eval=True) if eval mode is what you want",
-            )
-        else:
-            self._reporter.problem(
-                "no_forward",
-                "the optimizer stepped, but no forward pass of the model was seen in the sampled step, so no "
-                "activation was recorded: call the model itself, model(x), not model.forward(x)",
-            )
+        if self._trained_unseen():
+            self._reporter.problem("compiled_not_recorded", messages.COMPILED_NOT_RECORDED)
+        elif self._steps and self._activations.eval_only:
+            self._reporter.problem("eval_mode", messages.EVAL_MODE)
+        elif self._steps:
+            self._reporter.problem("no_forward", messages.NO_FORWARD)
+
+    def _trained_unseen(self) -> bool:
+        """Whether compiled code seems to have done the forward pass of this window, and perhaps all of the step."""
+        if not self._activations.untouched or not compiled_code_exists():
+            return False
+        return self._steps > 0 or self._parameters.changed
 
     def _declined(self, message: str) -> None:
         self._reporter.problem("update_declined", message)

@@ -20,9 +20,9 @@ _SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "re
 def fx_order(model: nn.Module, index: ModuleIndex) -> dict[tuple[int, int], tuple[int, int]]:
     """The static answer to what `DepthTracer` finds while the model runs.
 
-    Parameters of `forward` that have a default keep it. Leaves are the modules without children, and
-    MultiheadAttention, which calls none. Calls inside parametrizations and scripted modules are not seen. A
-    leaf that hands back its input (`nn.Identity`) is told apart from it here, which a running model cannot.
+    Parameters of `forward` that have a default keep it. Leaves are the modules that call no other module. Calls
+    inside parametrizations and scripted modules are not seen. A leaf that hands back its input (`nn.Identity`) is
+    told apart from it here, which a running model cannot.
 
     Args:
         model: a root of `index`, or a wrapper of one. Its forward does not run; no parameter changes.
@@ -104,11 +104,17 @@ class _DepthTracer(fx.Tracer):
         if entry is None:
             return super().call_module(m, forward, args, kwargs)
         self.running.append(entry)
+        before = len(self.found)
         result = super().call_module(m, forward, args, kwargs)
         self.running.pop()
         depth = self._deepest(result)
-        if self.is_leaf_module(m, "") and getattr(m, "inplace", False) is True:
-            self._raise_to(depth, args)
+        if self.is_leaf_module(m, ""):
+            if getattr(m, "inplace", False) is True:
+                self._raise_to(depth, args)
+        elif len(self.found) == before:
+            # It has modules and called none of them (a quantized Linear): it is as good as a leaf.
+            depth = max(depth, self._deepest((args, kwargs))) + 1
+            self._raise_to(depth, result)
         self._record(entry, depth)
         return result
 

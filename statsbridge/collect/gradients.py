@@ -25,9 +25,10 @@ class GradientHook:
         self._trouble = trouble
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        # A gradient that itself requires grad belongs to an inner pass (a gradient penalty), not to the step's.
+        # A backward pass that is itself recorded (create_graph) is an inner one (a gradient penalty), not the step's.
+        # Not by `gradient.requires_grad`: the first gradient of such a pass may be a constant.
         arrival = self._arrival
-        if arrival is None or gradient is None or gradient.requires_grad:
+        if arrival is None or gradient is None or torch.is_grad_enabled():
             return
         try:
             again, self.fired = self.fired and self.once, True

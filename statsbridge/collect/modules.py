@@ -55,13 +55,14 @@ class _Place:
     """A module where a walk through the model met it first.
 
     `owner` is the path of the module to which its parameters belong: its own, or that of the module whose
-    parameter it computes.
+    parameter it computes. `wrappers` are those around it, the outermost first.
     """
 
     module: nn.Module
     name: str
     parent: str | None
     owner: str
+    wrappers: tuple[nn.Module, ...]
 
     @property
     def prefix(self) -> str:
@@ -83,7 +84,9 @@ class ModuleIndex:
 
     def __init__(self, models: nn.Module | Mapping[str, nn.Module]) -> None:
         roots = {"": models} if isinstance(models, nn.Module) else models
-        self._roots = {name: weakref.ref(_unwrapped(root)) for name, root in roots.items()}
+        self._roots = {name: weakref.ref(unwrapped(root)) for name, root in roots.items()}
+        self._given = [weakref.ref(layer) for root in roots.values() for layer in _layers(root)[:-1]]
+        self._wrappers: list[weakref.ref[nn.Module]] = []
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], ModuleEntry]] = {}
         self._holders: list[tuple[weakref.ref[nn.Module], int, str]] = []  # module, index of owner, prefix
@@ -100,6 +103,23 @@ class ModuleIndex:
         """The module of an entry, or None where none is left under its name."""
         reference = self._modules.get(entry.index)
         return None if reference is None else reference()
+
+    def modules(self) -> list[nn.Module]:
+        """The tracked modules, in declaration order."""
+        return [module for reference, _, _ in self._holders if (module := reference()) is not None]
+
+    def roots(self) -> list[nn.Module]:
+        """The outermost tracked module of each model."""
+        return [module for reference in self._roots.values() if (module := reference()) is not None]
+
+    def wrappers(self) -> list[nn.Module]:
+        """The wrappers around tracked modules that were given or lie inside a model."""
+        return [module for reference in (*self._given, *self._wrappers) if (module := reference()) is not None]
+
+    @property
+    def lazy(self) -> bool:
+        """Whether any parameter has no shape before the first forward pass."""
+        return any(is_lazy(p) for module in self.modules() for p in module._parameters.values() if p is not None)
 
     def refresh(self) -> bool:
         """Look at the model again; True if anything changed.
@@ -122,6 +142,7 @@ class ModuleIndex:
         self.entries = list(entries.values())
         self._modules = {entry.index: reference for reference, entry in found}
         self._by_id = {id(place.module): pair for place, pair in zip(places, found, strict=True)}
+        self._wrappers = [weakref.ref(wrapper) for place in places for wrapper in place.wrappers]
         self._holders = [
             (reference, entries[place.owner].index, place.prefix)
             for place, (reference, _) in zip(places, found, strict=True)
@@ -153,11 +174,11 @@ class ModuleIndex:
 
 def _walk(module: nn.Module, name: str, parent: str | None, owner: str | None, seen: set[int]) -> Iterator[_Place]:
     """The module and those below it, each once, wrappers left out; `owner` where in a parametrization."""
-    module = _unwrapped(module)
+    *wrappers, module = _layers(module)
     if id(module) in seen:
         return
     seen.add(id(module))
-    yield _Place(module, name, parent, name if owner is None else owner)
+    yield _Place(module, name, parent, name if owner is None else owner, tuple(wrappers))
     for key, child in module._modules.items():
         if child is not None:
             computes = owner is None and _is_parametrizations(module, key)
@@ -165,8 +186,28 @@ def _walk(module: nn.Module, name: str, parent: str | None, owner: str | None, s
             yield from _walk(child, below, name, name if computes else owner, seen)
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside any number of wrappers."""
+    return _layers(module)[-1]
+
+
+def outermost_called(module: nn.Module) -> nn.Module:
+    """What to call where nothing is to be trained: `torch.compile` and DistributedDataParallel are left aside.
+
+    The one would compile, the other send buffers to other processes. Other wrappers change what a call computes.
+    """
+    for layer in _layers(module):
+        if (
+            not isinstance(layer, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+            and "_orig_mod" not in layer._modules
+        ):
+            return layer
+    return module
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """The wrappers around a module, the outermost first, and itself."""
+    layers = [module]
     while True:
         children = module._modules
         keys = [key for key in _WRAPPED_UNDER if key in children]
@@ -174,7 +215,8 @@ def _unwrapped(module: nn.Module) -> nn.Module:
             keys = ["module"]
         inner = children[keys[0]] if keys else None
         if inner is None:
-            return module
+            return layers
+        layers.append(inner)
         module = inner
 
 

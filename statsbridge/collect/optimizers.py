@@ -11,19 +11,19 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .norms import combine_norms, global_norm
 from .scaler import fused_scale, fused_skip
-
-Scalar = float | torch.Tensor
+from .shards import Layout, Part, Scalar
 
 
 class StepListener(Protocol):
     """What is done around an optimizer step. Exceptions are caught here, never in the optimizer.
 
-    `gradients` says whether `.grad` holds what this step uses: before the step, unless a closure computes it.
+    `stepping` comes first, also where a fused optimizer skips its step. `gradients` says whether `.grad` holds what
+    this step uses: before the step, unless a closure computes it.
     """
 
     def tracked(self, parameter: torch.Tensor) -> bool: ...
+    def stepping(self) -> None: ...
     def before_step(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: bool) -> None: ...
     def after_step(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: bool) -> None: ...
 
@@ -34,12 +34,13 @@ class OptimizerRecord:
 
     name: str
     reference: weakref.ref[Optimizer]
-    rates: dict[str, Scalar] = field(default_factory=dict)  # by name of the parameter group
+    rates: dict[str, Scalar] = field(default_factory=dict)  # by name of the parameter group, when last looked at
     signature: int = 0  # of the parameters that `members` was made from
     members: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # its parameters that are tracked
-    norm: Scalar | None = None  # of the gradients it last stepped with
+    norm: Scalar | Part | None = None  # of the gradients it last stepped with
     stepped: bool = False  # since the last `OptimizerWatch.close_step`
     skipped: bool = False  # a fused step found its gradients overflown
+    rates_noted: bool = False  # whether `rates` are those of the step in progress
 
 
 class OptimizerWatch:
@@ -48,11 +49,15 @@ class OptimizerWatch:
     Its two hooks stay for the whole run: learning rates and gradient norms are kept for every step.
     """
 
-    def __init__(self, listener: StepListener, trouble: Callable[[str, str, BaseException], None]) -> None:
+    def __init__(
+        self, listener: StepListener, layout: Layout, trouble: Callable[[str, str, BaseException], None]
+    ) -> None:
         self._listener = listener
+        self._layout = layout
         self._trouble = trouble
         self._records: list[OptimizerRecord] = []
         self._strangers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._replaced: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._several = False
         self._running: Optimizer | None = None
         self._handles = [
@@ -94,19 +99,46 @@ class OptimizerWatch:
         self._several = self._several or len(self._records) > 1
         return record
 
-    def close_step(self) -> dict[str, Scalar]:
+    def _discover(self, optimizer: Optimizer, members: Sequence[torch.Tensor]) -> OptimizerRecord:
+        """Know an optimizer that was seen stepping. One all of whose parameters it has taken over is replaced.
+
+        The old one may live on in a learning rate scheduler. If it steps again, both are in use.
+        """
+        taken = {id(parameter) for parameter in members}
+        names = []
+        for record in list(self._records):
+            old = record.reference()
+            if old is None or optimizer in self._replaced or record.stepped:
+                continue
+            held = [parameter for parameter in _parameters(old) if self._listener.tracked(parameter)]
+            if held and all(id(parameter) in taken for parameter in held):
+                self._replaced.add(old)
+                self._records.remove(record)
+                if type(old) is type(optimizer) or not record.name.startswith(type(old).__name__):
+                    names.append(record.name)  # the name of a class is no name for another class
+        self._replaced.discard(optimizer)
+        return self.add(optimizer, names[0] if names else None)
+
+    def close_step(self) -> dict[str, Scalar | Part]:
         """Learning rates by scalar name, and `grad_norm_applied` where an optimizer has stepped."""
-        scalars: dict[str, Scalar] = {}
+        scalars: dict[str, Scalar | Part] = {}
         for record in self._records:
             prefix = f"lr/{record.name}/" if self._several else "lr/"
-            scalars.update({prefix + group: rate for group, rate in record.rates.items()})
+            scalars.update({prefix + group: rate for group, rate in _rates_of_step(record).items()})
         norms = [record.norm for record in self._records if record.stepped and record.norm is not None]
         if norms:
-            scalars["grad_norm_applied"] = combine_norms(norms)
+            scalars["grad_norm_applied"] = self._layout.combine(norms)
         for record in self._records:
-            record.stepped, record.skipped, record.norm = False, False, None
+            record.stepped, record.skipped, record.rates_noted, record.norm = False, False, False, None
         self._running = None
         return scalars
+
+    def note_rates(self) -> None:
+        """Look at the learning rates now: a step is about to run that may be compiled, where no hook sees it."""
+        for record in self._records:
+            optimizer = record.reference()
+            if optimizer is not None:
+                record.rates, record.rates_noted = _learning_rates(optimizer), True
 
     def _record(self, optimizer: Optimizer) -> tuple[OptimizerRecord, list[torch.Tensor]] | None:
         """The record of an optimizer that holds tracked parameters, and these; None for a stranger."""
@@ -120,7 +152,7 @@ class OptimizerWatch:
             if record is None and not members:
                 self._strangers[optimizer] = signature
                 return None
-            record = record or self.add(optimizer)
+            record = record or self._discover(optimizer, members)
             record.signature, record.members = signature, [weakref.ref(parameter) for parameter in members]
         alive = (reference() for reference in record.members)
         return record, [parameter for parameter in alive if parameter is not None]
@@ -139,6 +171,8 @@ class OptimizerWatch:
             record.signature = 0
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         try:
             if self._running is not None and self._running is not optimizer:
                 return  # a wrapper's step calls that of what it wraps: one step, not two
@@ -147,7 +181,8 @@ class OptimizerWatch:
                 return
             record, parameters = found
             self._running = optimizer
-            record.rates = _learning_rates(optimizer)
+            self._listener.stepping()
+            record.rates, record.rates_noted = _learning_rates(optimizer), True
             ready = not _closure_computes_gradients(args, kwargs)
             record.skipped = fused_skip(optimizer)
             if record.skipped:
@@ -159,6 +194,8 @@ class OptimizerWatch:
             self._trouble("the hook before an optimizer step", type(optimizer).__name__, error)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         try:
             if self._running is not optimizer:
                 return
@@ -179,9 +216,10 @@ class OptimizerWatch:
 
     def _norm(
         self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], scale: torch.Tensor | None
-    ) -> Scalar | None:
+    ) -> Scalar | Part | None:
         try:
-            return _gradient_norm(parameters, scale)
+            norm = self._layout.gradient_norm(parameters)
+            return norm if norm is None or scale is None else _unscaled(norm, scale)
         except Exception as error:  # the rows of the step do not need it
             self._trouble("the norm of the gradients", type(optimizer).__name__, error)
             return None
@@ -204,12 +242,28 @@ def _learning_rates(optimizer: Optimizer) -> dict[str, Scalar]:
     return rates
 
 
-def _gradient_norm(parameters: Iterable[torch.Tensor], scale: torch.Tensor | None) -> Scalar | None:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return None
-    norm = global_norm(gradients)
-    return norm if scale is None else norm / (scale.item() if isinstance(norm, float) else scale.to(norm.device))
+def _rates_of_step(record: OptimizerRecord) -> dict[str, Scalar]:
+    """The learning rates that the step used; those of a step that no hook saw, only where they are beyond doubt.
+
+    They are where nothing has changed them since they were last looked at: a scheduler may have done so before
+    the step or after it.
+    """
+    optimizer = record.reference()
+    if record.rates_noted:
+        return record.rates
+    before, now = record.rates, {} if optimizer is None else _learning_rates(optimizer)
+    record.rates = now
+    return {name: rate for name, rate in now.items() if isinstance(rate, float) and before.get(name) == rate}
+
+
+def _unscaled(norm: Scalar | Part, scale: torch.Tensor) -> Scalar | Part:
+    if isinstance(norm, Part):
+        return Part(_divided(norm.value, scale), norm.share)
+    return _divided(norm, scale)
+
+
+def _divided(norm: Scalar, scale: torch.Tensor) -> Scalar:
+    return norm / (scale.item() if isinstance(norm, float) else scale.to(norm.device))
 
 
 def _closure_computes_gradients(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

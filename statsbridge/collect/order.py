@@ -176,7 +176,7 @@ class DepthTracer:
         self._tag_node(tensor, depth)
 
     def _tag_node(self, tensor: torch.Tensor, depth: int) -> None:
-        node = tensor.grad_fn
+        node = _node(tensor)
         if node is not None:
             number = node._sequence_nr()
             self._nodes[number] = max(depth, self._nodes.get(number, 0))
@@ -225,7 +225,7 @@ class DepthTracer:
         """
         depth = 0 if tensor._base is None else self._made_at(tensor._base)
         seen: set[int] = set()
-        nodes = [tensor.grad_fn]
+        nodes = [_node(tensor)]
         while nodes:
             node = nodes.pop()
             if node is None or (number := node._sequence_nr()) in seen or number < self._first_node:
@@ -262,6 +262,13 @@ class _TaggingMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         self._observe(func, args, kwargs, result)
         return result
+
+
+def _node(tensor: torch.Tensor) -> Any:
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # a view made under no_grad, after its base was changed in place: torch refuses to say
+        return None
 
 
 def _modes() -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,8 +13,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .filters import Filters
 from .memory import available_bytes
 from .modules import ModuleEntry, ModuleIndex
-from .norms import global_norm
 from .rows import Key, Rows
+from .shards import Layout, Part, Scalar, at_rest
 from .statistics import Piece
 
 #: The copy of the parameters that updates are measured against may take at most this part of free memory.
@@ -45,8 +45,16 @@ class ParameterWatch:
     #: Rows of these sites are of the last optimizer step in the window: an earlier one is replaced.
     replaced_sites = frozenset({"parameter_grad", "update", "optimizer_state"})
 
-    def __init__(self, index: ModuleIndex, filters: Filters, measure: Measure, declined: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        index: ModuleIndex,
+        filters: Filters,
+        layout: Layout,
+        measure: Measure,
+        declined: Callable[[str], None],
+    ) -> None:
         self._index = index
+        self._layout = layout
         self._filters = filters
         self._measure = measure
         self._declined = declined
@@ -55,23 +63,34 @@ class ParameterWatch:
         self._before: Any = WeakIdKeyDictionary()  # parameter -> its copy from before the step
         self._begun: Any = WeakIdKeyDictionary()  # parameters measured in this window
         self._buffers_allowed = True
+        self.incomplete = False  # whether some had no shape yet when they were last looked at
+        self._versions = (0, 0)
         self.refresh()
 
     def refresh(self) -> None:
         """Look again which parameters the models hold: they may be replaced, unfrozen or added."""
+        self._layout.refresh(self._index.wrappers())
         entries = self._index.parameters()
-        chosen = {name for name in {e.module.name for e in entries} if self._filters.module(name)}
-        self._entries = WeakIdKeyDictionary({e.parameter: _Named(e.module, e.tensor) for e in entries})
-        self._chosen_entries = WeakIdKeyDictionary(
-            {e.parameter: _Named(e.module, e.tensor) for e in entries if e.module.name in chosen}
-        )
+        resting = at_rest(self._index.modules())
+        self.incomplete = self._index.lazy
+        named = {p: name for p, name in self._entries.items() if self._layout.is_cut(p)}
+        named |= {resting.get(id(e.parameter), e.parameter): _Named(e.module, e.tensor) for e in entries}
+        chosen = {path for path in {name.module.name for name in named.values()} if self._filters.module(path)}
+        self._entries = WeakIdKeyDictionary(named)
+        self._chosen_entries = WeakIdKeyDictionary({p: name for p, name in named.items() if name.module.name in chosen})
 
     def tracked(self, parameter: torch.Tensor) -> bool:
         """Whether the tensor is a parameter of the models."""
         return parameter in self._entries
 
+    @property
+    def changed(self) -> bool:
+        """Whether any parameter was written to since the window was opened."""
+        count, versions = self._count_versions()
+        return count == self._versions[0] and versions != self._versions[1]  # they are not those that came or went
+
     def open(self) -> None:
-        self.refresh()
+        self._versions = self._count_versions()
         self._begun = WeakIdKeyDictionary()
 
     # ------------------------------------------------------------------ around an optimizer step
@@ -101,7 +120,7 @@ class ParameterWatch:
             for entry, parameter in self._chosen(parameters):
                 before = self._before.get(parameter)
                 if before is not None and _moves(parameter):
-                    self._put(rows, _key(entry, "update"), parameter, minus=before)
+                    self._put(rows, _key(entry, "update"), parameter, parameter, minus=before)
 
     def optimizer_state(self, rows: Rows, optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Measure what the optimizer keeps for each parameter, such as Adam's `exp_avg`."""
@@ -111,7 +130,7 @@ class ParameterWatch:
             for name, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                     key = Key(entry.module.index, 0, "optimizer_state", f"{entry.tensor}.{name}")
-                    self._put(rows, key, value)
+                    self._put(rows, key, parameter, value)
 
     # ------------------------------------------------------------------ at the close of the window
 
@@ -120,11 +139,11 @@ class ParameterWatch:
         for held in (self._entries, self._chosen_entries, self._before, self._begun):
             held.clear()
 
-    def complete(self, rows: Rows, held: set[int], reason: str) -> None:
+    def complete(self, rows: Rows, held: set[int] | None, reason: str) -> None:
         """Measure what no optimizer has stepped: frozen parameters, and those of a loop of the user's own.
 
         Gradients of parameters that are `held` (ids) by an optimizer which did not step are no step's gradients,
-        and may be scaled or overflown: they get a status, `reason`, and no numbers.
+        and may be scaled or overflown: they get a status, `reason`, and no numbers. None holds them all.
         """
         for entry, parameter in self._chosen(self._chosen_entries.keys()):
             if parameter in self._begun:
@@ -132,14 +151,15 @@ class ParameterWatch:
             self._value(rows, entry, parameter)
             if not parameter.requires_grad or "parameter_grad" not in self._filters.sites:
                 continue
-            if id(parameter) in held:
-                rows.row(_key(entry, "parameter_grad")).status = reason
+            if held is None or id(parameter) in held:
+                self._silence(rows, _key(entry, "parameter_grad"), parameter, reason)
             else:
                 self._gradient(rows, entry, parameter, None)
 
-    def norm(self) -> float | torch.Tensor:
-        """Global L2 norm of all parameters that require gradients."""
-        return global_norm([parameter for parameter in self._entries if parameter.requires_grad])
+    def norm(self) -> Scalar | Part | None:
+        """Global L2 norm of all parameters that require gradients; of the part of them that lies here."""
+        parameters = [parameter for parameter in self._entries if parameter.requires_grad]
+        return self._layout.norm(parameters, parameters)
 
     @property
     def cover_the_models(self) -> bool:
@@ -148,47 +168,70 @@ class ParameterWatch:
 
     # ------------------------------------------------------------------ inside
 
+    def _count_versions(self) -> tuple[int, int]:
+        # Inference tensors count no versions.
+        versions = [0 if parameter.is_inference() else parameter._version for parameter in self._entries]
+        return len(versions), sum(versions)
+
     def _chosen(self, parameters: Iterable[torch.Tensor]) -> list[tuple[_Named, torch.Tensor]]:
         found = ((self._chosen_entries.get(parameter), parameter) for parameter in parameters)
         return [(entry, parameter) for entry, parameter in found if entry is not None]
 
-    def _put(self, rows: Rows, key: Key, tensor: torch.Tensor, *, minus: torch.Tensor | None = None) -> None:
-        piece = self._measure(key, tensor, minus=minus)
-        if piece is not None:
-            rows.replace(key, piece)
+    def _put(
+        self,
+        rows: Rows,
+        key: Key,
+        parameter: torch.Tensor,
+        tensor: torch.Tensor,
+        *,
+        minus: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+    ) -> bool:
+        """Measure what is held of `tensor`: the parameter, or its gradient or state; False where that fails."""
+        held = self._layout.held(tensor, parameter)
+        piece = Piece("partial", 0) if held.partial else self._measure(key, held.tensor, minus=minus, scale=scale)
+        if piece is None:
+            return False
+        rows.replace(key, piece)
+        row = rows.row(key)
+        row.share, row.counted = held.share, held.counted
+        return True
+
+    def _silence(self, rows: Rows, key: Key, parameter: torch.Tensor, reason: str) -> None:
+        """A row without numbers, of as much as the parameter is."""
+        row, held = rows.row(key), self._layout.held(parameter, parameter)
+        row.share, row.counted = held.share, held.counted
+        row.status = "empty" if held.tensor.numel() == 0 else reason
 
     def _value(self, rows: Rows, entry: _Named, parameter: torch.Tensor) -> None:
         # An update's ratio needs the norm of its parameter, whether that has a row of its own or not.
         if not self._filters.sites.isdisjoint(("parameter", "update")):
-            self._put(rows, _key(entry, "parameter"), parameter)
+            self._put(rows, _key(entry, "parameter"), parameter, parameter)
 
     def _gradient(self, rows: Rows, entry: _Named, parameter: torch.Tensor, scale: torch.Tensor | None) -> None:
         key = _key(entry, "parameter_grad")
         if parameter.grad is None:
-            row = rows.row(key)
-            if not row.measured:
-                row.status = "no_grad"
-            return
-        piece = self._measure(key, parameter.grad, scale=scale)
-        if piece is not None:
-            rows.replace(key, piece)
+            if not rows.row(key).measured:
+                self._silence(rows, key, parameter, "no_grad")
+        elif self._put(rows, key, parameter, parameter.grad, scale=scale):
             rows.row(key).status = None
 
     def _copy(self, parameters: Sequence[torch.Tensor]) -> None:
-        dense = [parameter for parameter in parameters if parameter.layout == torch.strided]
-        missing = [p for p in dense if not _fits(self._before.get(p), p)]
+        dense = {p: self._layout.held(p, p).tensor.detach() for p in parameters if p.layout == torch.strided}
+        missing = {p: held for p, held in dense.items() if not _fits(self._before.get(p), held)}
         if missing and not self._allocate(missing):
             return
         if dense:
             with torch.no_grad():
-                torch._foreach_copy_([self._before[p] for p in dense], [p.detach() for p in dense])
+                torch._foreach_copy_([self._before[p] for p in dense], list(dense.values()))
 
-    def _allocate(self, parameters: Sequence[torch.Tensor]) -> bool:
+    def _allocate(self, parameters: Mapping[torch.Tensor, torch.Tensor]) -> bool:
+        """Buffers for what is held of each parameter."""
         if not self._buffers_allowed:
             return False
         needed: dict[torch.device, int] = defaultdict(int)
-        for parameter in parameters:
-            needed[parameter.device] += parameter.numel() * parameter.element_size()
+        for held in parameters.values():
+            needed[held.device] += held.numel() * held.element_size()
         for device, size in needed.items():
             free = available_bytes(device)
             if free is not None and size > free * _MEMORY_SHARE:
@@ -198,8 +241,8 @@ class ParameterWatch:
                 )
                 return False
         try:
-            for parameter in parameters:
-                self._before[parameter] = torch.empty_like(parameter, requires_grad=False)
+            for parameter, held in parameters.items():
+                self._before[parameter] = torch.empty_like(held)
         except RuntimeError as error:  # out of memory all the same
             self._decline(f"a copy of the parameters could not be made: {error}")
             return False
@@ -220,10 +263,10 @@ def _moves(parameter: torch.Tensor) -> bool:
     return parameter.requires_grad or parameter.grad is not None
 
 
-def _fits(buffer: torch.Tensor | None, parameter: torch.Tensor) -> bool:
+def _fits(buffer: torch.Tensor | None, held: torch.Tensor) -> bool:
     return (
         buffer is not None
-        and buffer.shape == parameter.shape
-        and buffer.dtype == parameter.dtype
-        and buffer.device == parameter.device
+        and buffer.shape == held.shape
+        and buffer.dtype == held.dtype
+        and buffer.device == held.device
     )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .shards import Share
 from .statistics import Piece, Reducer, Wanted, pack
 
 Columns = dict[str, Any]
@@ -34,6 +35,8 @@ class Row:
     status: str | None = None
     pieces: list[Piece] = field(default_factory=list)
     measured: bool = False
+    share: Share | None = None  # which part of a whole the row is of
+    counted: bool = True  # whether no other process counts the same elements
 
 
 class Rows:

@@ -37,11 +37,17 @@ class StepLabels:
     def __init__(self, start: int) -> None:
         self.start = start
         self.last: int | None = None
+        self._stride = 1  # between the last two labels
 
     @property
     def current(self) -> int:
         """The label of the last closed step, or the first label where none was closed yet."""
         return self.start if self.last is None else self.last
+
+    @property
+    def expected(self) -> int:
+        """The label that the step in progress will get if the user goes on as before."""
+        return self.start if self.last is None else self.last + self._stride
 
     def next(self, given: object = None) -> tuple[int, str | None]:
         """The label of the step being closed, and what was wrong with the given one (None if nothing)."""
@@ -54,5 +60,6 @@ class StepLabels:
             label, wrong = free, f"step={given} does not come after {self.last}"
         else:
             label, wrong = int(given), None
+        self._stride = 1 if given is None or self.last is None else label - self.last
         self.last = label
         return label, wrong

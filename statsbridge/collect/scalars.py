@@ -13,8 +13,7 @@ import torch
 
 from . import statistics
 from .rows import Columns
-
-Scalar = float | torch.Tensor
+from .shards import WHOLE, Part, Scalar, as_number, is_spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +23,15 @@ class ScalarGroup:
     step: int
     iteration: int | None
     time: int  # microseconds since the epoch, UTC
-    values: dict[str, Scalar]
+    values: dict[str, Scalar | Part]
     epoch: float | None = None
     kind: str | None = None
 
 
-def as_scalar(value: object) -> Scalar | None:
+def as_scalar(value: object) -> Scalar | Part | None:
     """A float, or a copy of a one-element tensor that stays on its accelerator; None for anything else.
 
+    Of a DTensor that other processes hold parts of there is only a Part, and only where it is an L2 norm.
     The copy guards against a tensor that the training loop goes on accumulating into.
     """
     try:
@@ -40,8 +40,12 @@ def as_scalar(value: object) -> Scalar | None:
         return None
 
 
-def _as_scalar(value: object) -> Scalar | None:
+def _as_scalar(value: object) -> Scalar | Part | None:
     if isinstance(value, torch.Tensor):
+        if is_spread(value) and value.numel() == 1:
+            part = as_number(value)
+            number = None if part is None else _as_scalar(part.value)
+            return None if part is None or number is None or isinstance(number, Part) else Part(number, part.share)
         if value.numel() != 1 or value.is_complex() or value.layout != torch.strided or value.is_meta:
             return None
         value = value.detach()
@@ -53,13 +57,18 @@ def _as_scalar(value: object) -> Scalar | None:
     return None
 
 
-def all_scalars(seen: dict[str, Scalar], seconds: float, given: dict[str, Scalar]) -> dict[str, Scalar]:
+def all_scalars(
+    seen: dict[str, Scalar | Part], seconds: float, given: dict[str, Scalar | Part]
+) -> dict[str, Scalar | Part]:
     """All scalars of a step: the user's, which win, what was seen, and what follows from both."""
-    values: dict[str, Scalar] = {**seen, "step_time": seconds, **given}
+    values = {**seen, "step_time": seconds, **given}
     if "grad_norm_applied" in values:
-        values.setdefault("grad_norm", values["grad_norm_applied"])
-    if "samples" in values and seconds > 0:
-        values["samples_per_second"] = values["samples"] / seconds
+        norm = values.setdefault("grad_norm", values["grad_norm_applied"])
+        if isinstance(values["grad_norm_applied"], Part) and not isinstance(norm, Part):
+            values["grad_norm"] = Part(norm, WHOLE)  # by its definition the same in all processes
+    samples = values.get("samples")
+    if samples is not None and not isinstance(samples, Part) and seconds > 0:
+        values["samples_per_second"] = samples / seconds
     return values
 
 
@@ -68,34 +77,53 @@ class PendingScalars:
 
     def __init__(self, submit: Callable[[Callable[[], Mapping[str, Columns]]], object]) -> None:
         self._submit = submit
-        self._groups: list[ScalarGroup] = []
+        self._open: list[ScalarGroup] | None = None
         self._lock = threading.Lock()
 
     def add(self, group: ScalarGroup) -> None:
         """Queue a group; one request to the background thread covers all that gather until it is served."""
         with self._lock:
-            first = not self._groups
-            self._groups.append(group)
-        if first:
-            self._submit(self._take)
+            if self._open is not None:
+                self._open.append(group)
+                return
+            groups = self._open = [group]
+        self._submit(lambda: self._take(groups))
 
-    def _take(self) -> Mapping[str, Columns]:
+    def seal(self) -> None:
+        """What is added from now on is written after whatever is submitted next.
+
+        Readers that follow a run rely on it: no scalar of a step is on disk before all of the steps before it.
+        """
         with self._lock:
-            groups, self._groups = self._groups, []
+            self._open = None
+
+    def _take(self, groups: list[ScalarGroup]) -> Mapping[str, Columns]:
+        with self._lock:
+            if self._open is groups:
+                self._open = None
         return {"scalars": scalar_columns(groups)}
 
 
 def scalar_columns(groups: list[ScalarGroup]) -> Columns:
-    """The `scalars` table of some groups. Waits for accelerators, so background thread only."""
+    """The `scalars` table of some groups. Waits for accelerators, so background thread only.
+
+    What a process knows only a part of has a name that says so.
+    """
     rows = [(group, name, value) for group in groups for name, value in group.values.items()]
+    shares = [value.share if isinstance(value, Part) else None for _, _, value in rows]
     return {
         "step": [group.step for group, _, _ in rows],
         "iteration": [group.iteration for group, _, _ in rows],
         "time": [group.time for group, _, _ in rows],
-        "name": [name for _, name, _ in rows],
-        "value": _fetch([value for _, _, value in rows]),
+        "name": [
+            f"shard/{name}" if share is not None and share.shards > 1 else name
+            for (_, name, _), share in zip(rows, shares, strict=True)
+        ],
+        "value": _fetch([value.value if isinstance(value, Part) else value for _, _, value in rows]),
         "epoch": [group.epoch for group, _, _ in rows],
         "kind": [group.kind for group, _, _ in rows],
+        "shard": [None if share is None else share.shard for share in shares],
+        "shards": [None if share is None else share.shards for share in shares],
     }
 
 

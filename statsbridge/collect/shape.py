@@ -210,7 +210,8 @@ class _Counter:
         The bin of a value is its integral part once multiplied and offset; bins 0 and `bins` + 1 are all beyond.
         """
         samples, total = len(lengths), int(lengths.sum())
-        code, index = self._code[:total], self._index[:total]
+        code: npt.NDArray[np.floating] = self._code[:total]
+        index = self._index[:total]
         # Spreads of micro-batches can lie further apart than float32 reaches, where inf - inf would be no bin at all.
         if max(factor.max(), np.abs(offset).max()) > _FAR:
             code = np.empty(total)

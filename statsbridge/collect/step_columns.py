@@ -11,31 +11,36 @@ import numpy as np
 from .calls import Place
 from .filters import SITES, Filters
 from .modules import ModuleEntry
-from .rows import Columns, Key, Rows
+from .rows import Columns, Key, Row, Rows
+from .shards import WHOLE, Layout, Part, Scalar
 from .statistics import STATISTICS
 
 
 class StepNumbers(NamedTuple):
-    """The `stats` columns of one step, and the global ratio of update to parameters (None: not known)."""
+    """The `stats` columns of one step, and the scalars that follow from them: the global ratio of update to
+    parameters, or the two norms that it is made of where every process knows but its part.
+    """
 
     stats: Columns
-    update_ratio: float | None
+    scalars: dict[str, Scalar | Part]
 
 
 def step_columns(
     rows: Rows,
-    keys: Sequence[Key],
     places: Sequence[Place],
     entries: Sequence[ModuleEntry],
     filters: Filters,
+    layout: Layout,
     whole: bool,
 ) -> StepNumbers:
     """Finish the statistics, put the rows in data-flow order and name them.
 
-    The global ratio is known only where the rows hold the `whole` of the models' updates.
+    `places`: of the rows. The global ratio is known only where the rows hold the `whole` of the models' updates.
     """
     numbers = rows.statistics()
-    ratios, global_ratio = _update_ratios(keys, numbers)
+    made = list(rows)
+    keys = [row.key for row in made]
+    ratios, scalars = _update_ratios(made, numbers, layout)
     order = [n for n in _data_flow_order(keys, places) if _wanted(keys[n], filters)]
     take = np.array(order, dtype=np.intp)
     columns: Columns = {name: _take(values, take) for name, values in numbers.items()}
@@ -54,7 +59,11 @@ def step_columns(
     columns["depth"] = [places[n].depth for n in order]
     columns["site"] = [keys[n].site for n in order]
     columns["tensor"] = [keys[n].tensor for n in order]
-    return StepNumbers(columns, global_ratio if whole else None)
+    shares = [made[n].share for n in order]
+    if any(shares):
+        columns["shard"] = [None if share is None else share.shard for share in shares]
+        columns["shards"] = [None if share is None else share.shards for share in shares]
+    return StepNumbers(columns, scalars if whole else {})
 
 
 def _wanted(key: Key, filters: Filters) -> bool:
@@ -75,23 +84,32 @@ def _take(values: Any, order: np.ndarray) -> Any:
     return [values[n] for n in order]
 
 
-def _update_ratios(keys: Sequence[Key], numbers: Columns) -> tuple[np.ndarray, float | None]:
+def _update_ratios(
+    rows: Sequence[Row], numbers: Columns, layout: Layout
+) -> tuple[np.ndarray, dict[str, Scalar | Part]]:
     """‖Δθ‖ / ‖θ before‖ of each update over its finite elements (null where the denominator is 0), and of all."""
-    ratios = np.full(len(keys), np.nan)
-    parameters = {(key.module, key.tensor): n for n, key in enumerate(keys) if key.site == "parameter"}
+    ratios = np.full(len(rows), np.nan)
+    parameters = {(row.key.module, row.key.tensor): n for n, row in enumerate(rows) if row.key.site == "parameter"}
     pairs = [
-        (n, parameters[key.module, key.tensor])
-        for n, key in enumerate(keys)
-        if key.site == "update" and (key.module, key.tensor) in parameters
+        (n, parameters[row.key.module, row.key.tensor])
+        for n, row in enumerate(rows)
+        if row.key.site == "update" and (row.key.module, row.key.tensor) in parameters
     ]
     if not pairs:
-        return ratios, None
+        return ratios, {}
     update, before = np.array(pairs).T
     l2 = numbers["l2"]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios[update] = np.where(l2[before] > 0, l2[update] / l2[before], np.nan)
-    denominator = _norm(numbers, before)
-    return ratios, _norm(numbers, update) / denominator if denominator else None
+    shares = {rows[n].share for n, _ in pairs}
+    if shares <= {None, WHOLE}:
+        denominator = _norm(numbers, before)
+        ratio = _norm(numbers, update) / denominator if denominator else None
+        return ratios, {} if ratio is None else {"update_ratio": layout.of_whole(ratio)}
+    counted = np.array([rows[n].counted for n, _ in pairs])
+    share = layout.own_share()
+    norms = {"update_norm": _norm(numbers, update[counted]), "param_norm_before": _norm(numbers, before[counted])}
+    return ratios, {name: Part(norm, share) for name, norm in norms.items()}
 
 
 def _norm(numbers: Columns, rows: np.ndarray) -> float:

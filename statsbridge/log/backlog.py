@@ -1,12 +1,14 @@
 """Rows between memory and disk: numbered, cut into parts, and kept while the disk cannot take them."""
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 
-from .files import make_folder, write_durably
+from .files import make_folder, sync_folder, write_durably
 from .parts import encode, part_folder
 
 # What waits for a disk that is full: some minutes to hours of a run. Beyond it new rows are dropped, not old
@@ -32,22 +34,36 @@ class Backlog:
     """The rows of one rank that are not on disk yet. Used by the writer's thread only.
 
     `dropped` counts the rows of each table that found no room; `nbytes` is the size of what waits.
+    `wrote` is told the table and the bytes of every part that is on disk; `may_write` is asked before each. `first`
+    is the number of the next row of each table, where that is not 0.
     """
 
-    def __init__(self, run: Path, rank: int, attempt: int) -> None:
+    def __init__(
+        self,
+        run: Path,
+        rank: int,
+        attempt: int,
+        wrote: Callable[[str, int], None] = lambda table, size: None,
+        *,
+        may_write: Callable[[], bool] = lambda: True,
+        first: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._run = run
+        self._wrote = wrote
+        self._may_write = may_write
         self._rank = rank
         self._attempt = attempt
         self._waiting: dict[str, deque[pa.Table]] = {table: deque() for table in WRITE_ORDER}
         self._ready: dict[str, _Ready] = {}
-        self._next = dict.fromkeys(WRITE_ORDER, 0)
+        self._next = {table: first.get(table, 0) for table in WRITE_ORDER}
+        self._durable_folders: set[str] = set()
         self.nbytes = 0
         self.dropped: dict[str, int] = {}
 
     def add(self, table: str, rows: pa.Table) -> None:
         """Take the rows of one piece of work, which will share one part, or count them as dropped."""
         if self.nbytes and self.nbytes + rows.nbytes > BACKLOG_BYTES:
-            self.dropped[table] = self.dropped.get(table, 0) + rows.num_rows
+            self._drop(table, rows.num_rows)
             return
         self._waiting[table].append(rows)
         self.nbytes += rows.nbytes
@@ -67,23 +83,39 @@ class Backlog:
         lost = 0
         for table, waiting in self._waiting.items():
             ready = self._ready.pop(table, None)
-            rows = sum(rows.num_rows for rows in waiting) + (ready.rows if ready else 0)
+            rows = sum(rows.num_rows for rows in waiting)
+            # Where only the fsync of its folder failed, the part is there for every reader.
+            if ready is not None and not (part_folder(self._run, table, self._rank) / ready.name).exists():
+                rows += ready.rows
             waiting.clear()
-            if rows:
-                self.dropped[table] = self.dropped.get(table, 0) + rows
+            self._drop(table, rows)
             lost += rows
         self.nbytes = 0
         return lost
 
     def _write_table(self, table: str) -> None:
-        while (part := self._ready.get(table) or self._encode_next(table)) is not None:
+        while (part := self._ready.get(table) or self._encode_next(table)) is not None and self._may_write():
             folder = part_folder(self._run, table, self._rank)
-            if self._run.is_dir():  # a run that the user deleted is not made again
-                make_folder(folder)
+            self._make_folder(table, folder)
             write_durably(folder / part.name, part.data)
             del self._ready[table]
             self._next[table] += part.rows
             self.nbytes -= part.nbytes
+            self._wrote(table, part.data.size)
+
+    def _make_folder(self, table: str, folder: Path) -> None:
+        if table in self._durable_folders and folder.is_dir():
+            return
+        if self._run.is_dir():  # a run that the user deleted is not made again
+            make_folder(folder)
+            # Whoever made it may have died, or met an error, before its name was on the disk.
+            sync_folder(folder.parent)
+            sync_folder(self._run)
+            self._durable_folders.add(table)
+
+    def _drop(self, table: str, rows: int) -> None:
+        if rows:
+            self.dropped[table] = self.dropped.get(table, 0) + rows
 
     def _encode_next(self, table: str) -> _Ready | None:
         waiting = self._waiting[table]
@@ -94,8 +126,16 @@ class Backlog:
         while waiting and nbytes + waiting[0].nbytes <= PART_BYTES:
             nbytes += waiting[0].nbytes
             chosen.append(waiting.popleft())
-        rows = pa.concat_tables(chosen)
-        name, data = encode(table, rows, first=self._next[table], attempt=self._attempt)
+        try:
+            rows = pa.concat_tables(chosen)
+            name, data = encode(table, rows, first=self._next[table], attempt=self._attempt)
+        except MemoryError:  # that may pass
+            waiting.extendleft(reversed(chosen))
+            raise
+        except Exception:  # rows that cannot be written must not keep all others from it
+            self._drop(table, sum(rows.num_rows for rows in chosen))
+            self.nbytes -= nbytes
+            raise
         # Numbers are used up only by what is on disk, so a part that failed is tried again as it is: where
         # only the fsync of its folder failed, it is there already.
         self._ready[table] = _Ready(name, data, rows.num_rows, nbytes)

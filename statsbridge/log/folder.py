@@ -126,6 +126,21 @@ def write_state(run: Path, writer: WriterState, state: str) -> None:
     write_json(writer_file(run, writer.rank), {**asdict(writer), "heartbeat": _now(), "state": state})
 
 
+def read_writer(file: Path) -> WriterState:
+    """The writer that `file` is about. Raises OSError, ValueError and TypeError where it cannot be read."""
+    return WriterState(**json.loads(file.read_bytes()))
+
+
+def last_attempt(file: Path) -> int | None:
+    """Which attempt at a run the last writer in `file` was; 0 where it cannot be read, None where there was none."""
+    try:
+        return read_writer(file).attempt
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError):
+        return 0
+
+
 def writer_file(run: Path, rank: int) -> Path:
     """The file that says who writes `rank`."""
     return run / "writers" / f"rank={rank}.json"

@@ -3,41 +3,54 @@
 import difflib
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import DamagedPart, LogError, StatsBridgeWarning
+from ..errors import ConfigError, DamagedPart, LogError, StatsBridgeWarning
+from .attempts import EVERYTHING, Attempt, Superseded, read_attempts
 from .backlog import WRITE_ORDER
-from .merge import merge_ranks
-from .parts import Part, list_parts, read_part
-from .query import query_tables
+from .cover import Cover, in_order
+from .merge import merge_ranks, merge_scalars
+from .parts import Part, ReadingParts, list_parts, live_parts, read_part
+from .query import Files, query_tables
 from .runs import read_info, resolve_run
 from .schema import SCHEMAS
 
 _SHOWN = 20  # choices in a message that must stay readable
+_IN_MEMORY = 1 << 20  # rows of a table that a query reads whole
+_LOOKS = 10  # a query is tried again while its files are merged into others
+_PRUNED = 1 << 16  # rows of a part from which one series is worth a search inside it
 
 
-def load(path: str | Path) -> "RunData":
+def load(path: str | Path, *, attempts: Literal["effective", "all"] = "effective") -> "RunData":
     """The run at `path`, for reading. Of a run that is still being written: what is on disk now.
 
     `path` is the run's folder; or, inside ./statsbridge-runs, its id, a unique beginning of the id, its name,
     or "latest". Each part is checked against its checksum when its table is first used; a damaged one is
     named in a StatsBridgeWarning and left out.
 
-    Raises LogError where there is no such run, SchemaTooNew where a newer statsbridge wrote it.
+    `attempts`: of a run that was resumed, `"effective"` leaves out what a later attempt has superseded: the rows of
+    earlier ones from its first step on. `"all"` has every row; the column `attempt` says whose it is.
+
+    Raises LogError where there is no such run, SchemaTooNew where a newer statsbridge wrote it, ConfigError where
+    `attempts` is something else.
     """
+    if attempts not in ("effective", "all"):
+        raise ConfigError(f"attempts={attempts!r}: give 'effective' or 'all'")
     run = resolve_run(path)
     info = read_info(run)
     # Against the order of writing: whatever a row refers to was there before it.
     parts = {table: list_parts(run, table) for table in reversed(WRITE_ORDER)}
-    return RunData(run, info, parts)
+    # After the parts: rows of an attempt that begins now are then missing, and the old ones it supersedes not doubled.
+    superseded = EVERYTHING if attempts == "all" else Superseded(read_attempts(run))
+    return RunData(run, info, parts, superseded)
 
 
 class RunData:
@@ -46,11 +59,18 @@ class RunData:
     `path`: the run's folder. `id`: the run's id. `info`: what `run.json` says.
     """
 
-    def __init__(self, path: Path, info: Mapping[str, Any], parts: Mapping[str, Sequence[Part]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        info: Mapping[str, Any],
+        parts: Mapping[str, Sequence[Part]],
+        superseded: Superseded = EVERYTHING,
+    ) -> None:
         self.path = path
         self.id = str(info["id"])
         self.info = info
         self._parts = parts
+        self._superseded = superseded
         self._damaged: dict[str, list[DamagedPart]] = {}
 
     @cached_property
@@ -80,13 +100,29 @@ class RunData:
             getattr(self, table)
         return tuple(error for table in SCHEMAS for error in self._damaged[table])
 
-    def merged(self) -> pa.Table:
-        """`stats` with the rows of several ranks merged into one; see `merge.merge_ranks`."""
-        return self._merged
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The attempts after the first, in order. Raises LogError where one's file cannot be read."""
+        return read_attempts(self.path)
+
+    def merged(self, table: str = "stats") -> pa.Table:
+        """`stats` with the rows of several ranks merged into one, or `scalars` with the norms that they know together.
+
+        See `merge.merge_ranks` and `merge.merge_scalars`. Raises LogError for another table.
+        """
+        if table == "stats":
+            return self._merged
+        if table == "scalars":
+            return self._merged_scalars
+        raise LogError(f"no ranks to merge in table {table!r}; give 'stats' or 'scalars'")
 
     @cached_property
     def _merged(self) -> pa.Table:
         return merge_ranks(self.stats)
+
+    @cached_property
+    def _merged_scalars(self) -> pa.Table:
+        return merge_scalars(self.scalars)
 
     def series(self, module: str, site: str, statistic: str, *, tensor: str | None = None, call: int = 0) -> pa.Table:
         """One number over time: columns step, value, iteration, time, sorted by step, ranks merged.
@@ -95,10 +131,10 @@ class RunData:
 
         Raises LogError that names the choices where there is no such thing.
         """
-        rows = self.merged()
-        numeric = [field.name for field in rows.schema if _is_number(field.type)]
+        numeric = [field.name for field in SCHEMAS["stats"] if _is_number(field.type)] + ["rank"]
         if statistic not in numeric:
             raise LogError(f"no statistic {statistic!r}; there are: {_choices(statistic, numeric)}")
+        rows = self._of_module(module)
         where = ""
         for column, value in (("module", module), ("site", site), ("call", call), ("tensor", tensor)):
             there = rows[column].unique().to_pylist()
@@ -125,20 +161,60 @@ class RunData:
 
         Raises ConfigError where DuckDB (extra `statsbridge[sql]`) is missing or does not take the query.
         """
-        return query_tables(sql, lambda name: getattr(self, name))
+        for _ in range(_LOOKS):
+            used: list[Path] = []
+            try:
+                return query_tables(sql, partial(self._source, used=used))
+            except ConfigError:
+                if all(path.exists() for path in used):
+                    raise
+        raise LogError(f"the parts of {self.path} are merged faster than they can be read: try again")
+
+    def _source(self, table: str, used: list[Path]) -> pa.Table | Files:
+        """The rows of a table, or the files (`used` too) that hold them where they are too many for one query."""
+        ends = {part.rank: part.last for part in sorted(self._parts[table], key=lambda part: part.last)}
+        parts = [part for part in live_parts(self.path, table) if part.first <= ends.get(part.rank, -1)]
+        if table in self.__dict__ or sum(part.rows for part in parts) < _IN_MEMORY or not _without_gaps(parts):
+            return getattr(self, table)
+        conditions = [self._superseded.condition()]
+        if any(part.last > ends[part.rank] for part in parts):  # merged with what has been written since
+            conditions.append(" OR ".join(f"(rank = {rank} AND seq <= {end})" for rank, end in ends.items()))
+        try:
+            with ReadingParts(parts):  # a query over what is damaged must say so, as any other reading does
+                used += [part.path for part in parts]
+        except DamagedPart:
+            return getattr(self, table)
+        return Files(used[-len(parts) :], " AND ".join(f"({one})" for one in conditions if one) or None)
+
+    def _of_module(self, module: str) -> pa.Table:
+        """The rows of `stats` of one module, ranks merged; of all modules where there is no such one."""
+        if "stats" in self.__dict__ or "_merged" in self.__dict__:
+            return self.merged()
+        wanted = pa.array([module], pa.string())
+
+        def read(part: Part) -> pa.Table:
+            if part.rows >= _PRUNED:
+                with ReadingParts([part], verify=False) as reading:
+                    return reading.read(part, "module", wanted)
+            rows = read_part(part)
+            return rows.filter(pc.is_in(rows["module"].cast(pa.string()), value_set=wanted))
+
+        rows = self._gather("stats", read)
+        return merge_ranks(rows) if rows.num_rows else self.merged()
 
     def _read(self, table: str) -> pa.Table:
-        damaged = self._damaged[table] = []
+        return self._gather(table, read_part)
+
+    def _gather(self, table: str, read: Callable[[Part], pa.Table]) -> pa.Table:
+        cover = Cover(self.path, table, self._parts[table])
         chunks = [SCHEMAS[table].empty_table().append_column("rank", pa.array([], pa.int64()))]
-        for part in self._parts[table]:
-            try:
-                rows = read_part(part)
-            except DamagedPart as error:
-                damaged.append(error)
-                warnings.warn(f"statsbridge: left out a damaged part: {error}", StatsBridgeWarning, stacklevel=4)
-            else:
-                chunks.append(rows.append_column("rank", pa.array(np.full(rows.num_rows, part.rank))))
-        return pa.concat_tables(chunks).unify_dictionaries().combine_chunks()
+        for rank, all_rows in cover.read(read):
+            rows = self._superseded.drop(all_rows)
+            chunks.append(rows.append_column("rank", pa.array(np.full(rows.num_rows, rank))))
+        for error in cover.damaged:
+            warnings.warn(f"statsbridge: left out a damaged part: {error}", StatsBridgeWarning, stacklevel=5)
+        self._damaged[table] = cover.damaged
+        return in_order(pa.concat_tables(chunks).unify_dictionaries().combine_chunks())
 
     def _summary(self) -> dict[str, str]:
         severities = Counter(self.events["severity"].to_pylist())
@@ -158,6 +234,16 @@ class RunData:
     def _repr_html_(self) -> str:
         rows = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._summary().items())
         return f"<table>{''.join(rows)}</table>"
+
+
+def _without_gaps(parts: Sequence[Part]) -> bool:
+    """Whether the parts of each rank, in order, hold each row once."""
+    ends: dict[int, int] = {}
+    for part in parts:
+        if part.first != ends.get(part.rank, 0):
+            return False
+        ends[part.rank] = part.last + 1
+    return True
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LogError
-from .folder import STALE, WriterState
-from .parts import Part, distinct_steps, list_parts, refuse_newer
+from .attempts import EVERYTHING, Superseded, read_attempts
+from .folder import STALE, WriterState, read_writer
+from .parts import Part, distinct_steps, live_parts, refuse_newer
 from .schema import SCHEMAS
 
 _SHOWN = 20  # choices in a message that must stay readable
+_IMPORTED = datetime.now(UTC)  # before any writer of this process
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """One run in a list of runs.
 
-    `state`: running, finished, stopped, crashed, or created (nothing has written it yet); of several ranks
+    `state`: running, finished, failed, stopped, crashed, or created (nothing has written it yet); of several ranks
     the one that needs attention most. `steps` and `sampled_steps`: different steps in `scalars` and in
-    `stats` of the lowest rank. `rows`: table → rows of all ranks. `bytes`: size of all parts.
+    `stats` of the lowest rank, without those that a later attempt has superseded. `rows`: table → rows of all ranks
+    and attempts. `bytes`: size of all parts. `attempts`: how often it was begun or resumed.
     """
 
     id: str
@@ -36,6 +39,7 @@ class RunSummary:
     sampled_steps: int
     rows: Mapping[str, int]
     bytes: int
+    attempts: int = 1
 
 
 def list_runs(dir: str | Path = "statsbridge-runs") -> list[RunSummary]:
@@ -45,7 +49,7 @@ def list_runs(dir: str | Path = "statsbridge-runs") -> list[RunSummary]:
     parts do not count.
     """
     summaries = []
-    for run in _runs_in(Path(dir)):
+    for run in runs_in(Path(dir)):
         with suppress(LogError):
             summaries.append(_summary(run, read_info(run)))
     return summaries
@@ -61,7 +65,7 @@ def resolve_run(text: str | Path, dir: str | Path = "statsbridge-runs") -> Path:
     path = Path(text)
     if (path / "run.json").is_file():
         return path.absolute()
-    runs = _runs_in(Path(dir))
+    runs = runs_in(Path(dir))
     if isinstance(text, str) and runs:
         if text == "latest":
             return runs[-1].absolute()
@@ -73,7 +77,7 @@ def resolve_run(text: str | Path, dir: str | Path = "statsbridge-runs") -> Path:
             return found[0].absolute()
         if found:
             raise LogError(f"{text!r} fits {len(found)} runs, give one id: {_choices(found)}")
-    if inside := _runs_in(path):
+    if inside := runs_in(path):
         raise LogError(f"{os.fspath(text)!r} holds runs, give the path of one: {_choices(inside)}")
     if not runs:
         raise LogError(f"no run {os.fspath(text)!r}: it is no run's folder, and there are no runs in {str(dir)!r}")
@@ -96,27 +100,52 @@ def read_info(run: Path) -> dict[str, Any]:
 
 
 def run_state(run: Path) -> str:
-    """The state of a run as `RunSummary` words it."""
-    states = {_writer_state(file) for file in (run / "writers").glob("rank=*.json")}
-    return next((state for state in ("crashed", "running", "stopped", "finished") if state in states), "created")
+    """The state of a run as `RunSummary` words it: of its last attempt, which may have fewer ranks than others."""
+    writers = [_writer(file) for file in (run / "writers").glob("rank=*.json")]
+    last = max((writer.attempt for writer in writers if writer is not None), default=0)
+    states = {_state(writer) for writer in writers if writer is None or writer.attempt == last}
+    return next(
+        (state for state in ("crashed", "running", "failed", "stopped", "finished") if state in states), "created"
+    )
 
 
-def _writer_state(file: Path) -> str:
+def _writer(file: Path) -> WriterState | None:
     try:
-        writer = WriterState(**json.loads(file.read_bytes()))
-        silent = (datetime.now(UTC) - datetime.fromisoformat(writer.heartbeat)).total_seconds()
+        return read_writer(file)
     except (OSError, ValueError, TypeError):
-        return "crashed"
-    if writer.state == "running" and (silent > STALE or _is_gone(writer)):
-        return "crashed"
-    return writer.state
+        return None
 
 
-def _is_gone(writer: WriterState) -> bool:
-    if os.name == "nt" or writer.host != socket.gethostname():  # on Windows signal 0 would end the process
+def _state(writer: WriterState | None) -> str:
+    with suppress(ValueError, TypeError):
+        if writer is not None:
+            return "crashed" if writer.state == "running" and not is_writing(writer) else writer.state
+    return "crashed"
+
+
+def is_writing(writer: WriterState) -> bool:
+    """Whether a writer is at work, as far as one can tell. Raises ValueError or TypeError where its times are none."""
+    if writer.state != "running" or is_stale(writer.host, writer.pid, writer.heartbeat):
+        return False
+    # In a container that is started again everything has the number it had before.
+    ours = writer.pid == os.getpid() and writer.host == socket.gethostname()
+    return not (ours and datetime.fromisoformat(writer.started) < _IMPORTED)
+
+
+def is_stale(host: str, pid: int, heartbeat: str) -> bool:
+    """Whether a process that said it lives is dead: silent for `STALE` seconds, or gone from this host.
+
+    `heartbeat`: ISO 8601, UTC. Raises ValueError or TypeError where it is no time.
+    """
+    silent = (datetime.now(UTC) - datetime.fromisoformat(heartbeat)).total_seconds()
+    return silent > STALE or _is_gone(host, pid)
+
+
+def _is_gone(host: str, pid: int) -> bool:
+    if os.name == "nt" or host != socket.gethostname():  # on Windows signal 0 would end the process
         return False
     try:
-        os.kill(writer.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
@@ -124,7 +153,8 @@ def _is_gone(writer: WriterState) -> bool:
     return False
 
 
-def _runs_in(dir: Path) -> list[Path]:
+def runs_in(dir: Path) -> list[Path]:
+    """The folders of the runs in `dir`, oldest first."""
     return sorted(file.parent for file in dir.glob("*/run.json"))
 
 
@@ -142,26 +172,23 @@ def _name(run: Path) -> str | None:
 
 
 def _summary(run: Path, info: Mapping[str, Any]) -> RunSummary:
-    parts = {table: list_parts(run, table) for table in SCHEMAS}
+    parts = {table: live_parts(run, table) for table in SCHEMAS}
+    superseded = EVERYTHING
+    with suppress(LogError):  # `check` and `load` say so; a list shows what it can
+        superseded = Superseded(read_attempts(run))
     return RunSummary(
         id=run.name,
         name=str(info["name"]),
         path=run.absolute(),
         created=datetime.fromisoformat(info["created"]),
         state=run_state(run),
-        steps=distinct_steps(_of_lowest_rank(parts["scalars"])),
-        sampled_steps=distinct_steps(_of_lowest_rank(parts["stats"])),
+        steps=distinct_steps(_of_lowest_rank(parts["scalars"]), superseded),
+        sampled_steps=distinct_steps(_of_lowest_rank(parts["stats"]), superseded),
         rows={table: sum(part.rows for part in found) for table, found in parts.items()},
-        bytes=sum(_size(part) for found in parts.values() for part in found),
+        bytes=sum(part.size for found in parts.values() for part in found),
+        attempts=1 + len(superseded.attempts),
     )
 
 
 def _of_lowest_rank(parts: Sequence[Part]) -> list[Part]:
     return [part for part in parts if part.rank == parts[0].rank]
-
-
-def _size(part: Part) -> int:
-    try:
-        return part.path.stat().st_size
-    except OSError:
-        return 0

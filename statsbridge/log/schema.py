@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Goes up when columns are added. Columns are never renamed and never change their type."""
 
 VERSION_KEY = b"statsbridge.schema_version"
@@ -34,6 +34,9 @@ _HISTOGRAM = pa.list_(pa.int64())
 
 _WHO = {"seq": _INTEGER, "attempt": _INTEGER, "step": _INTEGER}
 _WHEN = {"iteration": _INTEGER, "time": _TIME}
+# The row is of piece `shard` of the `shards` that a whole is cut into, 0 of 1 where the rank holds all of it. Null:
+# the rank's own, part of no whole.
+_SHARE = {"shard": _INTEGER, "shards": _INTEGER}
 
 _COLUMNS: dict[str, dict[str, pa.DataType]] = {
     "modules": {
@@ -74,9 +77,10 @@ _COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "update_ratio": _FLOAT,
         "histogram": _HISTOGRAM,
         "status": _TEXT,
+        **_SHARE,
     },
     # Frameworks count epochs in fractions too, hence a float.
-    "scalars": {**_WHO, **_WHEN, "name": _TEXT, "value": _FLOAT, "epoch": _FLOAT, "kind": _TEXT},
+    "scalars": {**_WHO, **_WHEN, "name": _TEXT, "value": _FLOAT, "epoch": _FLOAT, "kind": _TEXT, **_SHARE},
     "events": {
         **_WHO,
         "time": _TIME,

@@ -13,14 +13,20 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from ..errors import LogError, StatsBridgeWarning
+from .attempts import attempt_file
+from .background import Compactor
 from .backlog import BACKLOG_BYTES, PART_BYTES, Backlog
+from .check import next_numbers
 from .ending import unwatch, watch
 from .files import make_folder
-from .folder import HEARTBEAT, this_writer, write_state, writer_file
+from .folder import HEARTBEAT, last_attempt, this_writer, write_state, writer_file
 from .schema import Columns, to_table
+from .size import SizeLimit
 
 # Work that waits for the writer's thread, in rows by the caller's count (work of no rows counts as one).
 QUEUE_ROWS = 200_000
+# For a merge under way at the end of a run to notice that it should stop: it can be done again at any time.
+COMPACTOR_SECONDS = 1.0
 # Work that fails at every step must not fill the disk with its tracebacks.
 INTERNAL_ERRORS = 100
 
@@ -54,6 +60,11 @@ class Writer:
     thread; rows that found no room are counted in `dropped` and recorded as events `rows_dropped` once
     writing works again.
 
+    Where a later attempt has begun, because this process seemed dead, it writes nothing more: one warning.
+
+    `attempt` goes into every row; of a run that was written before, it has to be a later one than the last, and
+    numbers go on after all that any part has used.
+
     Raises LogError if another writer has this rank of the run, or if the run folder cannot be written.
     """
 
@@ -64,6 +75,7 @@ class Writer:
         rank: int = 0,
         attempt: int = 0,
         flush_interval: float = 1.0,
+        max_bytes: int | None = None,
         on_warning: Callable[[str], None] | None = None,
     ) -> None:
         self._path = Path(path)
@@ -72,8 +84,12 @@ class Writer:
         self._on_warning = on_warning or _warn
         self._said: set[str] = set()
         self._identity = this_writer(rank, attempt)
+        self._taken_over = False
         self._claim(rank)
-        self._backlog = Backlog(self._path, rank, attempt)
+        self._compactor = Compactor(self._path, rank, self._may_write)
+        self._limit = SizeLimit(self._path, rank, max_bytes)
+        first = next_numbers(self._path, rank)
+        self._backlog = Backlog(self._path, rank, attempt, self._wrote, may_write=self._may_write, first=first)
         self._internal_errors = 0
         self._reported: dict[str, int] = {}
         self._flushed_at = self._beat_at = time.monotonic()
@@ -94,7 +110,8 @@ class Writer:
 
     def _claim(self, rank: int) -> None:
         file = writer_file(self._path, rank)
-        if file.exists():
+        before = last_attempt(file)
+        if before is not None and before >= self._identity.attempt:
             raise LogError(f"{file} exists: rank {rank} of this run has been written already; start a new run")
         try:
             make_folder(file.parent)
@@ -111,7 +128,7 @@ class Writer:
         never raises. False where the work was refused: the queue is full, the writer is closed, or this is a
         forked child.
         """
-        if self._closing is not None or self._process != os.getpid():
+        if self._closing is not None or self._taken_over or self._process != os.getpid():
             return False
         weight = max(rows, 1)
         with self._counting:
@@ -164,6 +181,11 @@ class Writer:
         refused = {"queue": self._rows_refused} if self._rows_refused else {}
         return {**self._backlog.dropped, **refused}
 
+    @property
+    def full(self) -> bool:
+        """Whether the parts of this rank take `max_bytes`: nothing large should be submitted any more."""
+        return self._limit.reached
+
     # ---- the writer's thread -------------------------------------------------------------------------------
 
     def _serve(self) -> None:
@@ -176,6 +198,7 @@ class Writer:
             state = next((request.state for request in requests if request.state is not None), None)
             if state is None:
                 self._beat("running", every=HEARTBEAT)
+                self._compactor.start_if_due()
             else:
                 self._stop(state)
             for request in requests:
@@ -199,7 +222,22 @@ class Writer:
         except Empty:
             return None
 
+    def _wrote(self, table: str, size: int) -> None:
+        self._compactor.wrote(table)
+        self._limit.wrote(size)
+
+    def _may_write(self) -> bool:
+        """Whether the run is still ours: no later attempt at it has begun."""
+        if not self._taken_over and os.path.exists(attempt_file(self._path, self._identity.attempt + 1)):
+            self._taken_over = True
+            self._say("taken_over", f"another process has resumed {self._path}: this one records nothing more into it")
+        return not self._taken_over
+
     def _flush(self) -> bool:
+        if not self._may_write():
+            self._work.clear()
+            self._backlog.give_up()
+            return False
         try:
             failure: Exception | None = self._take_work() or self._backlog.write()
             if failure is None and self._record_dropped():
@@ -210,7 +248,7 @@ class Writer:
             waiting = f"rows wait in memory (up to {BACKLOG_BYTES >> 20} MiB) and writing is tried again"
             self._say("write", f"cannot write to {self._path}: {failure}; training goes on, {waiting}")
         self._flushed_at = time.monotonic()
-        return failure is None
+        return failure is None and not self._taken_over
 
     def _take_work(self) -> OSError | None:
         # First what an earlier flush could not write: where it can be now, that makes room for the rest.
@@ -273,6 +311,8 @@ class Writer:
         now = time.monotonic()
         if now - self._beat_at >= every:
             self._beat_at = now
+            if not self._may_write():
+                return
             with suppress(OSError):  # the rows matter; the next beat tries again
                 write_state(self._path, self._identity, state)
 
@@ -280,4 +320,6 @@ class Writer:
         lost = self._backlog.give_up()
         if lost:
             self._say("lost", f"{lost} rows could not be written to {self._path} and are lost")
+        with suppress(Exception):  # parts that are covered are only in the way of plain globs
+            self._compactor.stop(COMPACTOR_SECONDS)
         self._beat(state, every=0)

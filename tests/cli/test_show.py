@@ -95,6 +95,7 @@ def test_json_holds_what_was_recorded_to_the_last_digit(runs: Path) -> None:
         "name": "newer",
         "path": str(data.path),
         "state": "finished",
+        "attempts": [],
     }
     assert [row["module"] for row in document["rows"]] == FLOW
     assert document["steps"] == list(STEPS)

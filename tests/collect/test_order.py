@@ -144,6 +144,7 @@ TRAPS: dict[str, tuple[Callable[..., Any], int]] = {
         lambda m, x: (y := x.clone(), y[::2].copy_(m.a(x)[::2]), m.end(y))[2],
         2,
     ),
+    "a view without gradients whose base is changed": (lambda m, x: m.end(viewed_without_gradients(m, x)), 3),
     "new data": (lambda m, x: (y := x.clone(), setattr(y, "data", m.a(x).data), m.end(y))[2], 2),
     "an error that the model catches": (lambda m, x: m.end(caught(m, x)), 2),
 }
@@ -167,6 +168,16 @@ def copied_by_operator(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     copy_into(x.detach(), out)
     return out
+
+
+def viewed_without_gradients(m: Any, x: Tensor) -> Tensor:
+    """What the view's autograd node is, torch refuses to say."""
+    y = m.a(x)
+    with torch.no_grad():
+        view = y.view(-1)
+    y.add_(m.b(y))
+    with torch.no_grad():
+        return view.mul_(1).view_as(x) * 1
 
 
 def caught(m: Any, x: Tensor) -> Tensor:

@@ -69,9 +69,10 @@ def test_a_damaged_part_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     (parts[2].path.parent / ".unfinished.tmp").write_bytes(b"PAR1")
 
     data = load(run)
-    with pytest.warns(StatsBridgeWarning, match=f"^statsbridge: .*{parts[1].path.name}"):
+    with pytest.warns(StatsBridgeWarning, match=f"^statsbridge: .*({parts[1].path.name}|rows 2 to 2)"):
         assert data.scalars["step"].to_pylist() == [0, 3]
-    [damaged] = data.damaged
+    damaged, missing = data.damaged
+    assert "no part holds rows 2 to 2" in str(missing)
     assert isinstance(damaged, DamagedPart)
     assert parts[1].name in str(damaged)
     assert parts[1].path.read_bytes() == before[:-7], "reading repairs nothing"
@@ -92,9 +93,9 @@ def test_a_part_of_the_future_is_refused(tmp_path: Path) -> None:
     write_run(run, {"scalars": scalar_rows(0, loss=1.0)})
     [part] = list_parts(run, "scalars")
     table = pq.ParquetFile(part.path).read()
-    pq.write_table(table.replace_schema_metadata({"statsbridge.schema_version": "2"}), part.path)
+    pq.write_table(table.replace_schema_metadata({"statsbridge.schema_version": "3"}), part.path)
     part = replace(part, checksum=zlib.crc32(part.path.read_bytes()))
-    with pytest.raises(SchemaTooNew, match="version 2"):
+    with pytest.raises(SchemaTooNew, match="version 3"):
         read_part(part)
 
 

@@ -251,7 +251,7 @@ def test_load_of_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"schema_version": 2}, SchemaTooNew, "upgrade"),
+        ({"schema_version": 3}, SchemaTooNew, "upgrade"),
         ({"schema_version": None}, LogError, "cannot be read"),
         ({"id": None}, LogError, "lacks id"),
     ],

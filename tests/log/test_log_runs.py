@@ -40,7 +40,7 @@ def test_run_json_says_who_and_with_what(tmp_path: Path) -> None:
     info = json.loads((run / "run.json").read_text())
     assert run.is_absolute()
     assert info["id"] == run.name
-    assert (info["name"], info["restricted"], info["every"], info["schema_version"]) == ("first", True, 10, 1)
+    assert (info["name"], info["restricted"], info["every"], info["schema_version"]) == ("first", True, 10, 2)
     assert before <= datetime.fromisoformat(info["created"]) <= datetime.now(UTC)
     assert info["versions"]["torch"] == "2.9"
     assert info["versions"]["statsbridge"] == __version__

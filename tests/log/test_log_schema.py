@@ -17,12 +17,12 @@ DESIGN = {
     "modules": "seq attempt step module type parent call order depth leaf parameters order_source",
     "stats": "seq attempt step iteration time module type call order depth site tensor "
     "count nan_count inf_count mean std skewness kurtosis min max abs_mean l2 zero_fraction "
-    "kl_unit_gaussian update_ratio histogram status",
-    "scalars": "seq attempt step iteration time name value epoch kind",
+    "kl_unit_gaussian update_ratio histogram status shard shards",
+    "scalars": "seq attempt step iteration time name value epoch kind shard shards",
     "events": "seq attempt step time kind severity module site tensor value threshold message",
 }
 TEXT = "module type parent order_source site tensor status name kind severity message"
-INTEGERS = "seq attempt step iteration call order depth count nan_count inf_count parameters"
+INTEGERS = "seq attempt step iteration call order depth count nan_count inf_count parameters shard shards"
 OTHERS = {
     "time": pa.timestamp("us", "UTC"),
     "leaf": pa.bool_(),
@@ -127,7 +127,7 @@ def test_a_part_says_its_schema_and_version_to_any_reader(tmp_path: Path) -> Non
     [file] = run.path.glob("stats/rank=0/*.parquet")
     assert pq.read_schema(file).equals(SCHEMAS["stats"])
     metadata = pq.read_metadata(file)
-    assert metadata.metadata[b"statsbridge.schema_version"] == b"1"
+    assert metadata.metadata[b"statsbridge.schema_version"] == b"2"
     group = metadata.row_group(0)
     encodings = {}
     for number in range(group.num_columns):

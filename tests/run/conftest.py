@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import statsbridge
 
@@ -23,3 +24,12 @@ def record(tmp_path: Path) -> Iterator[Callable[..., statsbridge.Run]]:
     yield start
     for run in runs:
         run.finish()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors are computed faster by one thread than by several that wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

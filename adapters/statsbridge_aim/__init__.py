@@ -1,0 +1,5 @@
+"""The aim adapter of statsbridge."""
+
+from .adapter import Aim
+
+__all__ = ["Aim"]

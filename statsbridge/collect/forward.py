@@ -274,7 +274,9 @@ class ForwardHooks:
             depth = forward.tracer.exit(entry, args, kwargs, output)
         if not raised and (forward.counted or forward.recompute):
             forward.executed.append((entry.index, call, depth))
-            self._listener.output(forward, entry, call, Flow((args, kwargs), output, frame.leaf))
+            # What is done with an output is no operation of the model: the tracer is not to see it.
+            with torch._C.DisableTorchFunction():
+                self._listener.output(forward, entry, call, Flow((args, kwargs), output, frame.leaf))
         if not forward.stack:
             self._leave_behind(forward)
             if forward.begun_by is None:

@@ -11,7 +11,7 @@ from collect.models import ADVERSARIAL_DEPTH
 from depth_models import BY_HAND, POISONED, Experts, Model
 from depth_oracle import poisoned_depths, table_depths, tensors
 from joins import check_joins
-from model_cases import CASES, Chain
+from model_cases import CASES, Chain, Leaf
 from torch import nn
 
 import statsbridge
@@ -77,6 +77,23 @@ def test_an_expert_that_gets_no_token_is_not_called() -> None:
 def test_everything_that_has_misled_a_tracer_by_hand() -> None:
     model, inputs = made(BY_HAND["everything at once"])
     assert table_depths(statsbridge.trace(model, *inputs)) == ADVERSARIAL_DEPTH
+
+
+def test_what_we_do_to_a_view_is_no_operation_of_the_model(record: Record) -> None:
+    """Found by the fuzz: watching a view of the base that its sibling reads made the sibling one deeper."""
+    model = Chain(
+        lambda m, x: m.end(m.cut(y := m.start(x))) + m.end(m.beside(y)),
+        start=nn.Linear(4, 4),
+        cut=Leaf(lambda y: y.view(-1).view(y.shape)),
+        beside=nn.Tanh(),
+        end=nn.Linear(4, 4),
+    )
+    run = record(model)
+    model(torch.randn(3, 4)).sum().backward()
+    run.step()
+    run.finish()
+    found = table_depths(statsbridge.load(run.path).modules)
+    assert found == {("start", 0): 1, ("cut", 0): 2, ("end", 0): 3, ("beside", 0): 2, ("end", 1): 3, ("", 0): 3}
 
 
 class OneArgument(Chain):

@@ -2,17 +2,20 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -q
 
 .PHONY: demo test test-slow lint bench docs clean
 
 demo: .venv/demo.done
 	$(BIN)/statsbridge demo
 
+# Two tests at a time. Servers, kills and outages need their time: what fails beside another test is run again alone,
+# and has to pass there.
 test: lint
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(PYTEST) -n 2 --dist worksteal || $(PYTEST) --last-failed
 
 test-slow: .venv/dev.done
-	$(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal
+	$(PYTEST) -m slow -n 2 --dist worksteal || $(PYTEST) -m slow --last-failed
 
 lint: .venv/dev.done
 	$(BIN)/ruff check .
@@ -22,6 +25,7 @@ lint: .venv/dev.done
 
 bench: .venv/dev.done
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/log.py
 	$(BIN)/python benchmarks/mirrors.py
 	for tracker in tensorboard wandb aim mlflow; do $(BIN)/python benchmarks/mirror_$$tracker.py || exit 1; done
 

@@ -9,11 +9,10 @@ PYTEST := $(BIN)/python -m pytest -q
 demo: .venv/demo.done
 	$(BIN)/statsbridge demo
 
-# Two tests at a time. Servers, kills and outages need their time: what fails beside another test is run again alone,
-# and has to pass there.
 test: lint
-	$(PYTEST) -n 2 --dist worksteal || $(PYTEST) --last-failed
+	$(PYTEST) -n 2 --dist worksteal
 
+# Servers, kills and outages need their time: what fails beside another test is run again alone, and has to pass there.
 test-slow: .venv/dev.done
 	$(PYTEST) -m slow -n 2 --dist worksteal || $(PYTEST) -m slow --last-failed
 

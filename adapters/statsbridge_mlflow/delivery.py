@@ -74,7 +74,7 @@ class Delivery:
         while (places := self._take(pace.most)) is not None:
             try:
                 self._log(places, store, run_id, pace, check)
-            except BaseException as error:
+            except BaseException as error:  # in a helper it would end unseen: the sending thread raises it
                 self._waiting.appendleft(places)
                 self._errors.append(error)
 

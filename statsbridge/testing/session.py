@@ -34,7 +34,7 @@ class MirrorThread:
             call, answer = self._calls.get()
             try:
                 answer.put((True, call()))
-            except BaseException as error:
+            except BaseException as error:  # raised again where the call was made
                 answer.put((False, error))
 
     def call(self, what: str, function: Callable[..., T], *arguments: Any) -> T:

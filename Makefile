@@ -26,6 +26,7 @@ bench: .venv/dev.done
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/log.py
 	$(BIN)/python benchmarks/mirrors.py
+	$(BIN)/python benchmarks/view.py
 	for tracker in tensorboard wandb aim mlflow; do $(BIN)/python benchmarks/mirror_$$tracker.py || exit 1; done
 
 docs: .venv/dev.done

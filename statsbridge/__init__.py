@@ -20,8 +20,14 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .analyze.baseline import Baseline, baseline
+    from .analyze.comparison import Comparison, compare
+    from .analyze.curves import Curves, curves
+    from .analyze.diagnosis import diagnose
+    from .analyze.findings import Finding
+    from .analyze.run_data import RunData, load
+    from .analyze.thresholds import Thresholds
     from .collect.sampling import Sampling
-    from .log import RunData, load
     from .mirror import Selection
     from .run import Run, init
     from .tracing import trace
@@ -29,18 +35,31 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Baseline": ".analyze.baseline",
+    "Comparison": ".analyze.comparison",
+    "Curves": ".analyze.curves",
+    "Finding": ".analyze.findings",
+    "Thresholds": ".analyze.thresholds",
+    "baseline": ".analyze.baseline",
+    "compare": ".analyze.comparison",
+    "curves": ".analyze.curves",
+    "diagnose": ".analyze.diagnosis",
     "init": ".run",
     "Run": ".run",
     "Sampling": ".collect.sampling",
-    "load": ".log",
-    "RunData": ".log",
+    "load": ".analyze.run_data",
+    "RunData": ".analyze.run_data",
     "Selection": ".mirror",
     "trace": ".tracing",
 }
 
 __all__ = [
+    "Baseline",
+    "Comparison",
     "ConfigError",
+    "Curves",
     "DamagedPart",
+    "Finding",
     "LogError",
     "MirrorError",
     "PolicyError",
@@ -53,8 +72,13 @@ __all__ = [
     "Selection",
     "StatsBridgeError",
     "StatsBridgeWarning",
+    "Thresholds",
     "UnknownBackendError",
     "__version__",
+    "baseline",
+    "compare",
+    "curves",
+    "diagnose",
     "init",
     "load",
     "trace",

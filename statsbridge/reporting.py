@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from .errors import StatsBridgeWarning
@@ -43,6 +44,7 @@ class Reporter:
         site: str | None = None,
         tensor: str | None = None,
         value: float | None = None,
+        threshold: float | None = None,
         step: int | None = None,
     ) -> None:
         """One row of `events`, whatever was said before."""
@@ -55,6 +57,7 @@ class Reporter:
             "site": site,
             "tensor": tensor,
             "value": value,
+            "threshold": threshold,
             "message": message,
         }
         self._submit(lambda: {"events": {name: [value] for name, value in row.items()}})
@@ -120,6 +123,11 @@ class Reporter:
         except StatsBridgeWarning as warning:
             print(warning, file=sys.stderr)
 
+    def alert(self, message: str) -> None:
+        """One line on standard error about the training itself. No warning: it is no failure of ours."""
+        with suppress(OSError, ValueError, AttributeError):  # standard error may be closed, or not there at all
+            print(f"statsbridge: {_one_line(message)}", file=sys.stderr, flush=True)
+
     def count_the_rest(self) -> None:
         """Say how many events were only counted."""
         with self._counting:
@@ -129,3 +137,11 @@ class Reporter:
             if seen > EVENTS_PER_CAUSE:
                 more = seen - EVENTS_PER_CAUSE
                 self.event("events_not_written", f"{more} more events of this cause: {cause}", value=float(more))
+
+
+def _one_line(text: str) -> str:
+    """Names of modules are anybody's text: what would move a terminal's cursor is shown instead."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in " ".join(text.split())
+    )

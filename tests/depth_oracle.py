@@ -46,9 +46,15 @@ def _poisoned(value: Any) -> bool:
     return any(bool(t.isnan().any()) for t in tensors(value) if t.is_floating_point())
 
 
-def _poison(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """In place, so that whoever else holds what was returned is poisoned too; a mere view of an input is not it."""
+def _poison(tensor: torch.Tensor, inputs: list[torch.Tensor], versions: Mapping[int, int]) -> torch.Tensor:
+    """In place, so that whoever else holds what was returned is poisoned too; a mere view of an input is not it.
+
+    Nor is what shares memory with an input that was handed on as it came, such as the tensor it was detached from.
+    """
     if not tensor.is_floating_point():
+        return tensor
+    if versions.get(id(tensor)) == tensor._version:
+        tensor.data = torch.full_like(tensor, float("nan"))
         return tensor
     shown = tensor._base is not None and any(tensor._base is (x if x._base is None else x._base) for x in inputs)
     if shown and not any(tensor is x for x in inputs):
@@ -61,6 +67,7 @@ def _run(model: nn.Module, args: Any, kwargs: Any, poison: Call | None, seed: in
     model = copy.deepcopy(model)
     seen = _Seen()
     stack: list[Call] = []
+    versions: list[dict[int, int]] = []  # of the inputs of each open call
     counts: dict[str, int] = {}
     inside: dict[Call, bool] = {}
     open_calls: dict[str, list[Call]] = {}
@@ -74,13 +81,14 @@ def _run(model: nn.Module, args: Any, kwargs: Any, poison: Call | None, seed: in
             seen.before[call] = []
             open_calls.setdefault(name, []).append(call)
             seen.given[call] = _poisoned((given, keywords))
+            versions.append({id(tensor): tensor._version for tensor in tensors((given, keywords))})
             stack.append(call)
 
         return hook
 
     def after(name: str) -> Any:
         def hook(_module: nn.Module, given: Any, keywords: Any, output: Any) -> Any:
-            temporary = stack.pop()
+            temporary, before_it = stack.pop(), versions.pop()
             number = counts.get(name, 0)
             counts[name] = number + 1
             call = (name, number)
@@ -92,7 +100,7 @@ def _run(model: nn.Module, args: Any, kwargs: Any, poison: Call | None, seed: in
                 seen.before[stack[-1]] += [*below, *([call] if seen.leaf[call] else [])]
             if call == poison:
                 inputs = list(tensors((given, keywords)))
-                output = _replace(output, "", lambda _, tensor: _poison(tensor, inputs))
+                output = _replace(output, "", lambda _, tensor: _poison(tensor, inputs, before_it))
             seen.has_output[call] = any(True for _ in tensors(output))
             seen.returned[call] = _poisoned(output)
             return output if call == poison else None

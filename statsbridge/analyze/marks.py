@@ -1,14 +1,12 @@
-"""When a number of one module is suspicious: the usual thresholds, each a keyword, and what they mean.
-
-The figures are the usual ones of the field: dead ReLU units (Lu et al. 2019, "Dying ReLU and
-Initialization"), vanishing and exploding gradients (Glorot and Bengio 2010; Pascanu et al. 2013), and an
-update ratio near 1e-3 (Karpathy, "A Recipe for Training Neural Networks"). They are rules of thumb, not
-laws: pass a `Thresholds` of your own where a model is known to live elsewhere.
-"""
+"""When a number of one module at one step is suspicious, and what that means. The limits are in `thresholds`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from .thresholds import Thresholds
+
+__all__ = ["GRADIENT_SITES", "Mark", "Rule", "Thresholds", "gradient_ratio_mark", "marks"]
 
 Severity = Literal["warning", "critical"]
 
@@ -28,23 +26,6 @@ ZEROS_BY_DESIGN = frozenset(
         "Softmax2d",
     }
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """The limits of the rules; a value exactly at a limit is not marked."""
-
-    zero_fraction: float = 0.5
-    zero_fraction_critical: float = 0.8
-    activation_mean: float = 10.0
-    activation_std: float = 1e-6
-    gradient_small: float = 1e-7
-    gradient_large: float = 100.0
-    update_ratio: float = 0.1
-    update_ratio_critical: float = 1.0
-    gradient_ratio: float = 1 / 100
-    gradient_ratio_critical: float = 1 / 1000
-    gradient_ratio_large: float = 100.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,22 @@ import typer
 import statsbridge
 
 from .care import check, compact
+from .compare import compare
+from .curves import curves
 from .demo import demo
+from .diagnose import diagnose
 from .doctor import doctor
 from .ls import ls
 from .policy import policy
+from .preflight import preflight
+from .query import query
+from .report import report
+from .sample import sample
 from .show import show
 from .sync import sync
 from .verify import verify
+from .view import view
+from .watch import watch
 
 app = typer.Typer(name="statsbridge", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,10 +44,19 @@ def main(
 
 app.command()(ls)
 app.command()(show)
+app.command()(query)
+app.command()(curves)
+app.command()(compare)
+app.command()(diagnose)
+app.command()(watch)
+app.command()(report)
+app.command()(sample)
 app.command()(sync)
 app.command()(verify)
+app.command()(view)
 app.command()(policy)
 app.command()(check)
 app.command()(compact)
+app.command()(preflight)
 app.command()(doctor)
 app.command()(demo)

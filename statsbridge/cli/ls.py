@@ -30,8 +30,18 @@ def ls(
         DEFAULT_DIRECTORY
     ),
     output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL", help="Only runs that meet a condition: 'config.lr > 0.01 AND events_critical = 0'."
+        ),
+    ] = None,
 ) -> None:
-    """List the runs in a folder, the newest first."""
+    """List the runs in a folder, the newest first.
+
+    --where takes a condition in DuckDB's SQL over id, name, started, state, steps, sampled_steps, attempts, bytes,
+    path, rows_<table>, events_<severity>, config.<key> and versions.<package>.
+    """
     with command():
         from statsbridge.analyze.choices import unknown_choice
         from statsbridge.errors import LogError
@@ -45,6 +55,10 @@ def ls(
             raise LogError(f"no folder {directory}: give the folder that statsbridge.init(dir=…) wrote to")
         runs = list_runs(folder)
         _warn_of_unreadable(folder, runs)
+        if where is not None and runs:
+            from statsbridge.analyze.listing import matching
+
+            runs = matching(runs, where)
         rows = [_facts(run) for run in reversed(runs)]
         if output == "json":
             sys.stdout.write(as_json(rows) + "\n")
@@ -52,6 +66,8 @@ def ls(
             sys.stdout.write(_csv(rows))
         elif rows:
             _print(rows)
+        elif where is not None:
+            sys.stdout.write(f"no runs in {directory} that meet this condition\n")
         else:
             sys.stdout.write(
                 f"no runs in {directory}: train with statsbridge.init(model, dir={directory!r}), "

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from .alike import AlikeOutputs, ModelInputs, SmallOutput, count_samples, sources_of
 from .calls import CallTable
 from .filters import Filters
 from .forward import Flow, ForwardPass
 from .gradients import GradientHook
 from .messages import Reporter
+from .module_facts import ModuleFacts
 from .modules import ModuleEntry, ModuleIndex
 from .order import DepthTracer
 from .outputs import ViewWatch, gradient_target, tensors_in
@@ -31,6 +33,7 @@ class _Seen:
     reference: weakref.ref[torch.Tensor]
     version: int
     piece: Piece | None
+    key: Key
     hook: GradientHook | None = None
     watch: ViewWatch | None = None
 
@@ -60,6 +63,8 @@ class ActivationWatch:
         self._reporter = reporter
         self._count_eval = count_eval
         self._tracing = tracing
+        self.modules = ModuleFacts(index)
+        self.outputs = AlikeOutputs(index)
         self._traced: set[int] = set()
         self._chosen: list[bool] = []
         self._rows: Rows | None = None
@@ -69,6 +74,8 @@ class ActivationWatch:
     def open(self, rows: Rows) -> None:
         """Fill these rows from now on."""
         self._rows = rows
+        self.modules.open()
+        self.outputs.open()
         self.choose()
         self._hooks = []
         self._leaves = {}
@@ -76,6 +83,10 @@ class ActivationWatch:
         self._views: list[tuple[Key, ViewWatch]] = []
         self.counted = 0
         self.eval_only = 0
+
+    def use(self, filters: Filters) -> None:
+        """Collect by these filters from the next window on."""
+        self._filters = filters
 
     def choose(self) -> None:
         """Apply the filters to the modules that there are now."""
@@ -147,19 +158,10 @@ class ActivationWatch:
 
     def output(self, forward: ForwardPass, entry: ModuleEntry, call: int, flow: Flow) -> None:
         """Measure what a module put out, and ask for the gradients that will come back."""
-        if not self._chosen[entry.index]:
-            return
-        outputs = list(tensors_in(flow.output))
-        for path, tensor in outputs:
-            if forward.recompute:
-                key = Key(entry.index, call, "activation_grad", path)
-                self._recomputed(key, tensor, flow, [other for _, other in outputs])
-                continue
-            seen = self._activation(forward, Key(entry.index, call, "activation", path), tensor)
-            if "activation_grad" in self._filters.sites and tensor.is_floating_point():
-                key = Key(entry.index, call, "activation_grad", path)
-                forward.records.append((key, None))
-                self._expect(forward, key, tensor, seen, flow, [other for _, other in outputs])
+        if self._chosen[entry.index]:
+            self._output(forward, entry, call, flow)
+        if forward.small and entry.index == forward.root.index:
+            forward.given = ModelInputs.of(flow.inputs)
 
     def completed(self, forward: ForwardPass) -> None:
         """The outermost forward has ended well: its rows count."""
@@ -168,23 +170,50 @@ class ActivationWatch:
         if rows is None:
             return
         self.counted += 1
+        given: ModelInputs | None = forward.given
         for key, piece in forward.records:
             if piece is not None:
+                if piece.samples and (given is None or piece.samples != given.batch):
+                    piece.samples = 0  # its first dimension is no batch
                 rows.add(key, piece)
             elif key.site == "activation":
                 rows.row(key).status = "internal_error"  # measuring it has failed, in this row or in its twin
             else:
                 rows.row(key)
         self._place_calls(forward)
+        self.modules.passed(forward)
+        if given is not None:
+            self.outputs.passed(forward.small, given, rows)
         forward.records.clear()  # hooks in the graph hold the pass: it must not hold its pieces
+        forward.small.clear()
+        forward.given = None
         self._relieve()
 
     def abandoned(self, forward: ForwardPass) -> None:
         """It raised or was interrupted: nothing of it counts, not even gradients that arrive later."""
         forward.outcome = False
         forward.records.clear()
+        forward.small.clear()
 
     # ------------------------------------------------------------------ inside
+
+    def _output(self, forward: ForwardPass, entry: ModuleEntry, call: int, flow: Flow) -> None:
+        outputs = list(tensors_in(flow.output))
+        # Before they are measured: a module that works in place gives back its input.
+        sources = None if forward.recompute else sources_of(flow, outputs, forward.seen)
+        for path, tensor in outputs:
+            if forward.recompute:
+                key = Key(entry.index, call, "activation_grad", path)
+                self._recomputed(key, tensor, flow, [other for _, other in outputs])
+                continue
+            key = Key(entry.index, call, "activation", path)
+            seen = self._activation(forward, key, tensor)
+            if sources is not None and seen.piece is not None and seen.piece.samples:
+                forward.small.append(SmallOutput(key, *sources))
+            if "activation_grad" in self._filters.sites and tensor.is_floating_point():
+                key = Key(entry.index, call, "activation_grad", path)
+                forward.records.append((key, None))
+                self._expect(forward, key, tensor, seen, flow, [other for _, other in outputs])
 
     def _activation(self, forward: ForwardPass, key: Key, tensor: torch.Tensor) -> _Seen:
         wanted = "activation" in self._filters.sites
@@ -192,7 +221,9 @@ class ActivationWatch:
         version = _version(tensor)
         if seen is None or seen.reference() is not tensor or seen.version != version:
             piece = self._measure(key, tensor) if wanted else None
-            seen = forward.seen[id(tensor)] = _Seen(weakref.ref(tensor), version, piece)
+            if piece is not None:
+                piece.samples = count_samples(tensor, piece)
+            seen = forward.seen[id(tensor)] = _Seen(weakref.ref(tensor), version, piece, key)
         if wanted:
             forward.records.append((key, seen.piece))
         return seen

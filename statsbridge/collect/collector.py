@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from .scaler import ScalerWatch, fused_scale
 from .shards import Layout, Part, Scalar
 from .statistics import Piece, Wanted, measure
 from .step_columns import StepNumbers, step_columns
+from .suspended import is_suspended
+from .window_facts import WindowFacts
 
 #: Pieces waiting in a window are handed over early beyond this, so that micro-batches do not pile up in memory.
 PENDING_BYTES = 64 * 2**20
@@ -81,6 +84,8 @@ class Collector:
         self._layout = Layout()
         self._parameters = ParameterWatch(index, filters, self._layout, self.measure, self._declined)
         self.optimizers = OptimizerWatch(self, self._layout, reporter.trouble)
+        watch = self._activations
+        self._facts = WindowFacts(watch.modules, watch.outputs, self._parameters.facts, reporter.trouble)
 
     # ------------------------------------------------------------------ the window of a sampled step
 
@@ -119,6 +124,7 @@ class Collector:
         stepped = self.optimizers.stepped
         skipped = (self._scaler.tried() or self.optimizers.skipped) and not stepped
         scalars = self.optimizers.close_step()
+        self._parameters.facts.optimizer_steps += stepped
         if skipped:
             self._reporter.event("optimizer_step_skipped", messages.STEP_SKIPPED)
         self._skipped = self._skipped or skipped
@@ -149,6 +155,7 @@ class Collector:
             self._parameters.complete(rows, None if scaled else held, reason)
             self._activations.settle(rows, self._scaler.doubtful)
             self._check_forwards()
+            judge = self._facts.close(rows, self.optimizers.alive, stepped=self._steps > 0)
         finally:
             self._activations.close()
             self._rows = None
@@ -160,9 +167,17 @@ class Collector:
             for earlier in early:
                 earlier()
             work()
-            return step_columns(rows, places, entries, filters, self._layout, whole)
+            made = step_columns(rows, places, entries, filters, self._layout, whole)
+            made.facts.extend(judge())
+            return made
 
         return numbers, len(places)
+
+    def choose_sites(self, sites: frozenset[str]) -> None:
+        """Collect these sites from the next window on. Not while one is open."""
+        self._filters = replace(self._filters, sites=sites)
+        self._activations.use(self._filters)
+        self._parameters.use(self._filters)
 
     def abandon(self) -> None:
         """Remove every hook and forget the window; the run is over."""
@@ -202,7 +217,7 @@ class Collector:
 
     def log_tensor(self, name: str, tensor: torch.Tensor, grad: bool) -> None:
         """A tensor given by hand. Does nothing where no window is open."""
-        if self._rows is not None:
+        if self._rows is not None and not is_suspended():
             self._activations.log_tensor(name, tensor, grad)
 
     # ------------------------------------------------------------------ numbers
@@ -239,7 +254,9 @@ class Collector:
         if self._rows is None or (self._fresh and not self._parameters.incomplete):
             return
         second, self._fresh = self._fresh, True
-        self.calls.changed = self._index.refresh() or self.calls.changed
+        if self._index.refresh():
+            self.calls.changed = True
+            self._activations.modules.look()
         self._parameters.refresh()
         if second:
             self._parameters.incomplete = False  # those that are still lazy have their turn in the next window
@@ -295,6 +312,7 @@ class Collector:
             if gradients:
                 self._parameters.gradients(self._rows, parameters, None)
             self._parameters.updates(self._rows, parameters)
+            self._parameters.note_missing()
             self._parameters.optimizer_state(self._rows, optimizer, parameters)
 
     # ------------------------------------------------------------------ what is said

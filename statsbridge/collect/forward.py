@@ -31,6 +31,7 @@ from .compiled import (
 )
 from .modules import ModuleEntry, ModuleIndex, unwrapped
 from .order import DepthTracer
+from .suspended import is_suspended
 
 
 @dataclass(slots=True)
@@ -56,6 +57,8 @@ class ForwardPass:
     recompute: bool
     begun_by: nn.Module | None = None
     eager: bool = False
+    small: list[Any] = field(default_factory=list)  # calls whose outputs are small, and where their inputs are from
+    given: Any = None  # what is known of the model's own inputs
     tracer: DepthTracer | None = None
     stack: list[_Frame] = field(default_factory=list)
     calls: dict[int, int] = field(default_factory=dict)
@@ -158,6 +161,8 @@ class ForwardHooks:
 
     def begin(self, module: nn.Module) -> ForwardPass | None:
         """A wrapper or a compiled module is called: judge now, before any compiled code, what the pass will be."""
+        if is_suspended():
+            return None
         try:
             forward = self._open.get(threading.get_ident())
             if forward is not None and forward.begun_by is module:
@@ -183,7 +188,7 @@ class ForwardHooks:
             self._trouble("the end of a forward", "", error)
 
     def _before(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_suspended():
             return
         try:
             self._freshen()
@@ -196,7 +201,7 @@ class ForwardHooks:
             self._trouble("the hook before a forward", type(module).__name__, error)
 
     def _after(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_suspended():
             return
         try:
             entry = self._index.entry(module)

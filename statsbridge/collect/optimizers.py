@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .scaler import fused_scale, fused_skip
 from .shards import Layout, Part, Scalar
+from .suspended import is_suspended
 
 
 class StepListener(Protocol):
@@ -164,6 +165,10 @@ class OptimizerWatch:
             id(parameter) for record in alive for reference in record.members if (parameter := reference()) is not None
         }
 
+    def alive(self) -> list[Optimizer]:
+        """The known optimizers."""
+        return [optimizer for record in self._records if (optimizer := record.reference()) is not None]
+
     def forget_members(self) -> None:
         """The models' parameters may have changed: look again whose they are at the next step."""
         self._strangers.clear()
@@ -171,7 +176,7 @@ class OptimizerWatch:
             record.signature = 0
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_suspended():
             return
         try:
             if self._running is not None and self._running is not optimizer:
@@ -194,7 +199,7 @@ class OptimizerWatch:
             self._trouble("the hook before an optimizer step", type(optimizer).__name__, error)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Mapping[str, Any]) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_suspended():
             return
         try:
             if self._running is not optimizer:

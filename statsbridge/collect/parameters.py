@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -12,7 +12,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .filters import Filters
 from .memory import available_bytes
-from .modules import ModuleEntry, ModuleIndex
+from .modules import ModuleIndex
+from .parameter_facts import Named, ParameterFacts
 from .rows import Key, Rows
 from .shards import Layout, Part, Scalar, at_rest
 from .statistics import Piece
@@ -30,13 +31,6 @@ class Measure(Protocol):
         minus: torch.Tensor | None = None,
         scale: torch.Tensor | None = None,
     ) -> Piece | None: ...
-
-
-class _Named(NamedTuple):
-    """What a parameter is called. It does not hold the parameter, which may be freed with its model."""
-
-    module: ModuleEntry
-    tensor: str
 
 
 class ParameterWatch:
@@ -58,13 +52,14 @@ class ParameterWatch:
         self._filters = filters
         self._measure = measure
         self._declined = declined
-        self._entries: Any = WeakIdKeyDictionary()  # parameter -> _Named
+        self._entries: Any = WeakIdKeyDictionary()  # parameter -> Named
         self._chosen_entries: Any = WeakIdKeyDictionary()  # those that the filters let through
         self._before: Any = WeakIdKeyDictionary()  # parameter -> its copy from before the step
         self._begun: Any = WeakIdKeyDictionary()  # parameters measured in this window
         self._buffers_allowed = True
         self.incomplete = False  # whether some had no shape yet when they were last looked at
         self._versions = (0, 0)
+        self.facts = ParameterFacts()
         self.refresh()
 
     def refresh(self) -> None:
@@ -74,10 +69,15 @@ class ParameterWatch:
         resting = at_rest(self._index.modules())
         self.incomplete = self._index.lazy
         named = {p: name for p, name in self._entries.items() if self._layout.is_cut(p)}
-        named |= {resting.get(id(e.parameter), e.parameter): _Named(e.module, e.tensor) for e in entries}
+        named |= {resting.get(id(e.parameter), e.parameter): Named(e.module, e.tensor) for e in entries}
         chosen = {path for path in {name.module.name for name in named.values()} if self._filters.module(path)}
         self._entries = WeakIdKeyDictionary(named)
         self._chosen_entries = WeakIdKeyDictionary({p: name for p, name in named.items() if name.module.name in chosen})
+        self.facts.look(named, self._layout.is_cut)
+
+    def use(self, filters: Filters) -> None:
+        """Collect by these filters from the next window on."""
+        self._filters = filters
 
     def tracked(self, parameter: torch.Tensor) -> bool:
         """Whether the tensor is a parameter of the models."""
@@ -121,6 +121,11 @@ class ParameterWatch:
                 before = self._before.get(parameter)
                 if before is not None and _moves(parameter):
                     self._put(rows, _key(entry, "update"), parameter, parameter, minus=before)
+
+    def note_missing(self) -> None:
+        """After an optimizer step of the window: which parameters has none stepped so far?"""
+        if len(self._begun) < len(self._chosen_entries):
+            self.facts.stepped([(name, p) for p, name in self._chosen_entries.items() if p not in self._begun])
 
     def optimizer_state(self, rows: Rows, optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Measure what the optimizer keeps for each parameter, such as Adam's `exp_avg`."""
@@ -173,7 +178,7 @@ class ParameterWatch:
         versions = [0 if parameter.is_inference() else parameter._version for parameter in self._entries]
         return len(versions), sum(versions)
 
-    def _chosen(self, parameters: Iterable[torch.Tensor]) -> list[tuple[_Named, torch.Tensor]]:
+    def _chosen(self, parameters: Iterable[torch.Tensor]) -> list[tuple[Named, torch.Tensor]]:
         found = ((self._chosen_entries.get(parameter), parameter) for parameter in parameters)
         return [(entry, parameter) for entry, parameter in found if entry is not None]
 
@@ -203,12 +208,12 @@ class ParameterWatch:
         row.share, row.counted = held.share, held.counted
         row.status = "empty" if held.tensor.numel() == 0 else reason
 
-    def _value(self, rows: Rows, entry: _Named, parameter: torch.Tensor) -> None:
+    def _value(self, rows: Rows, entry: Named, parameter: torch.Tensor) -> None:
         # An update's ratio needs the norm of its parameter, whether that has a row of its own or not.
         if not self._filters.sites.isdisjoint(("parameter", "update")):
             self._put(rows, _key(entry, "parameter"), parameter, parameter)
 
-    def _gradient(self, rows: Rows, entry: _Named, parameter: torch.Tensor, scale: torch.Tensor | None) -> None:
+    def _gradient(self, rows: Rows, entry: Named, parameter: torch.Tensor, scale: torch.Tensor | None) -> None:
         key = _key(entry, "parameter_grad")
         if parameter.grad is None:
             if not rows.row(key).measured:
@@ -254,7 +259,7 @@ class ParameterWatch:
         self._declined(f"updates are not measured: {reason}; narrow modules= or leave 'update' out of sites=")
 
 
-def _key(entry: _Named, site: str) -> Key:
+def _key(entry: Named, site: str) -> Key:
     return Key(entry.module.index, 0, site, entry.tensor)
 
 

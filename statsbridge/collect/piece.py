@@ -80,6 +80,7 @@ class Piece:
         implied_zeros: zeros of a sparse tensor that it does not store.
         scale: what was measured is the tensor divided by this.
         parts: the results of a tensor on an accelerator, in place of `raw`, `values`, `histogram` and `scale`.
+        samples: of how many samples the elements of a small tensor are, one after the other; 0: that is not asked.
     """
 
     status: str | None
@@ -91,6 +92,7 @@ class Piece:
     implied_zeros: int = 0
     scale: float = 1.0
     parts: Parts | None = None
+    samples: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -13,6 +13,7 @@ from .packing import pack
 from .piece import Parts, Piece, Raw, Wanted
 from .shape import FEWEST_ELEMENTS, Samples, Shapes
 from .small import histogram_segments, measure_segments
+from .spread import sample_spreads
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -61,6 +62,7 @@ class Reducer:
         self._columns: list[Columns] = []
         self._status: dict[int, str] = {}
         self._measured: set[int] = set()
+        self._spreads: list[tuple[Integers, Floats]] = []
 
     def add(self, rows: Sequence[tuple[int, Piece]]) -> None:
         """Add pieces to rows; several pieces of one row are merged as if they had been one tensor.
@@ -112,6 +114,16 @@ class Reducer:
         status = [None if row in self._measured else self._status.get(row) for row in range(rows)]
         return {**merged, "histogram": merged.get("histogram"), "status": status}
 
+    def spreads(self, rows: int) -> Floats:
+        """How much the samples in each of `rows` rows differ (see `sample_spreads`), shape `[rows]`.
+
+        Of several pieces the largest; NaN where that was not asked, or cannot be told.
+        """
+        found = np.full(rows, np.nan)
+        for owner, spread in self._spreads:
+            np.fmax.at(found, owner, np.where(np.isnan(spread), np.inf, spread))
+        return found
+
     def _append(self, owner: Integers, columns: Columns) -> None:
         if self._wanted.histogram:
             columns.setdefault("histogram", np.zeros((len(owner), HISTOGRAM_BINS), dtype=np.int64))
@@ -127,10 +139,15 @@ class Reducer:
         if (scale != 1).any():
             values = values / np.repeat(scale, lengths)
         repeat = np.array([piece.repeat for piece in pieces])
+        owner = _owners(rows)
+        samples = np.array([piece.samples for piece in pieces])
+        asked = np.flatnonzero(samples)
+        if len(asked):
+            starts = (np.cumsum(lengths) - lengths)[asked]
+            self._spreads.append((owner[asked], sample_spreads(values, starts, lengths[asked], samples[asked])))
         columns = measure_segments(values, lengths)
         if self._wanted.histogram:
             columns["histogram"] = histogram_segments(values, lengths)
-        owner = _owners(rows)
         if self._wanted.kl:
             self._sample_segments(owner, values, lengths, columns, repeat)
         self._append(owner, _repeated(columns, repeat))
@@ -212,6 +229,13 @@ class Reducer:
             known = (std > 0) & (finite >= FEWEST_ELEMENTS)
             divergence: Floats = np.where(known, gaussian + shape, np.nan)
             return np.where(np.isfinite(divergence), divergence, np.nan)
+
+
+def on_host(piece: Piece) -> npt.NDArray[Any] | None:
+    """The values that a piece holds, in host memory; None where it has none. Waits for its copy. BACKGROUND THREAD."""
+    if piece.parts is not None:
+        _resolve(piece, piece.parts)
+    return None if piece.values is None else _as_numpy(piece.values)
 
 
 def _owners(rows: Sequence[tuple[int, Piece]]) -> Integers:

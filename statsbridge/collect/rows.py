@@ -44,6 +44,7 @@ class Rows:
 
     def __init__(self, wanted: Wanted) -> None:
         self._rows: dict[Key, Row] = {}
+        self._kept: list[Piece] = []
         self._pending = 0
         self._reducer = Reducer(wanted)
 
@@ -71,6 +72,15 @@ class Rows:
         row.pieces = [piece]
         row.measured = True
 
+    def keep(self, piece: Piece) -> Piece:
+        """Bring the values of a piece to the host with those of the rows: somebody else is going to look at them."""
+        self._kept.append(piece)
+        return piece
+
+    def spreads(self) -> np.ndarray:
+        """How much the samples of a batch differ in each row, by number. Background thread, as `statistics`."""
+        return self._reducer.spreads(len(self._rows))
+
     @property
     def pending(self) -> int:
         """Bytes that the pieces in these rows hold."""
@@ -87,7 +97,7 @@ class Rows:
                 batch.extend((row.number, piece) for piece in row.pieces)
                 row.pieces = []
         # A container's output is its last child's: one piece can stand in several rows.
-        pack(list({id(piece): piece for _, piece in batch}.values()))
+        pack(list({id(piece): piece for piece in (*(piece for _, piece in batch), *self._kept)}.values()))
         self._pending = sum(piece.nbytes for row in self._rows.values() for piece in row.pieces)
         return lambda: self._reducer.add(batch)
 

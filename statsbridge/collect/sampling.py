@@ -13,15 +13,21 @@ class Sampling:
     """Choose the sampled steps: every `every`-th iteration, and each of the `first` ones.
 
     Iterations are counted from `start_step`, one for each `run.step()`; a step is sampled where
-    `iteration % every == 0` or `iteration < first`. Raises ConfigError for anything but whole numbers
-    with `every >= 1` and `first >= 0`.
+    `iteration % every == 0` or `iteration < first`. When something is found to be wrong, so are the next `burst`
+    steps; 0 for none, and there are none where several processes train together. Raises ConfigError for anything but
+    whole numbers with `every >= 1`, `first >= 0` and `burst >= 0`.
     """
 
     every: int = 10
     first: int = 0
+    burst: int = 5
 
     def __post_init__(self) -> None:
-        values: tuple[tuple[str, object, int], ...] = (("every", self.every, 1), ("first", self.first, 0))
+        values: tuple[tuple[str, object, int], ...] = (
+            ("every", self.every, 1),
+            ("first", self.first, 0),
+            ("burst", self.burst, 0),
+        )
         for name, value, least in values:
             if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
                 raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .calls import Place
+from .facts import Fact
 from .filters import SITES, Filters
 from .modules import ModuleEntry
 from .rows import Columns, Key, Row, Rows
@@ -18,11 +19,12 @@ from .statistics import STATISTICS
 
 class StepNumbers(NamedTuple):
     """The `stats` columns of one step, and the scalars that follow from them: the global ratio of update to
-    parameters, or the two norms that it is made of where every process knows but its part.
+    parameters, or the two norms that it is made of where every process knows but its part. And what else is to be told.
     """
 
     stats: Columns
     scalars: dict[str, Scalar | Part]
+    facts: list[Fact]
 
 
 def step_columns(
@@ -63,7 +65,7 @@ def step_columns(
     if any(shares):
         columns["shard"] = [None if share is None else share.shard for share in shares]
         columns["shards"] = [None if share is None else share.shards for share in shares]
-    return StepNumbers(columns, scalars if whole else {})
+    return StepNumbers(columns, scalars if whole else {}, [])
 
 
 def _wanted(key: Key, filters: Filters) -> bool:

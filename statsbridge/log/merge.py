@@ -160,7 +160,7 @@ def _merge_numbers(merged: pa.Table, rows: pa.Table, owners: Integers) -> pa.Tab
     """`merged` with the statistics of `rows` merged into the rows `owners`."""
     numbers, members = np.unique(owners, return_inverse=True)
     columns = {name: rows[name].to_numpy() for name in (*COUNTS, *STATISTICS)}
-    histogram = _histograms(rows)
+    histogram = histograms(rows)
     if histogram is not None:
         columns["histogram"] = histogram
     results = merge_rows(columns, members, len(numbers))
@@ -174,7 +174,7 @@ def _merge_numbers(merged: pa.Table, rows: pa.Table, owners: Integers) -> pa.Tab
     return _fill(_fill(merged, "shard", shared, 0), "shards", shared, 1)
 
 
-def _histograms(rows: pa.Table) -> Integers | None:
+def histograms(rows: pa.Table) -> Integers | None:
     """The histograms, shape [rows, bins], of zeros where there are no numbers; None where some are missing."""
     there = rows["histogram"].is_valid().to_numpy()
     finite = rows["count"].to_numpy() - rows["nan_count"].to_numpy() - rows["inf_count"].to_numpy()

@@ -1,17 +1,27 @@
-"""SQL over the tables of a run, by DuckDB in memory."""
+"""SQL over the tables of one run or several, by DuckDB in memory: it reads the runs and nothing else."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ..errors import ConfigError
+from ..errors import ConfigError, LogError
 from .schema import SCHEMAS
 
 if TYPE_CHECKING:
     import duckdb
+
+_LOOKS = 10  # a query is tried again while its files are merged into others
+_TYPES = {
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.bool_(): "BOOLEAN",
+    pa.list_(pa.int64()): "BIGINT[]",
+    pa.timestamp("us", "UTC"): "TIMESTAMPTZ",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,43 +32,133 @@ class Files:
     condition: str | None = None
 
 
-def query_tables(sql: str, table: Callable[[str], pa.Table | Files]) -> pa.Table:
-    """The result of `sql` over modules, stats, scalars and events; `table` gives the one of that name.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run: its id, and what gives a table of it. Of files it adds the paths to the list."""
 
-    Of files DuckDB reads only the columns and row groups it needs.
+    run: str
+    table: Callable[[str, list[Path]], pa.Table | Files]
 
-    Only tables whose name occurs in `sql` are asked for. Times are in UTC.
 
-    Raises ConfigError where DuckDB is not installed or does not accept `sql`.
+def query_runs(sql: str, sources: Sequence[Source], *, run_column: bool) -> pa.Table:
+    """The result of `sql`, one SELECT, over the tables modules, stats, scalars and events of some runs.
+
+    With `run_column` the rows of all runs are in each table, and the column `run` says whose they are; without it
+    there is one run. Only tables whose name occurs in `sql` are asked for; of files DuckDB reads only the columns and
+    row groups it needs. Times are in UTC. No other file is within reach of the query.
+
+    Raises ConfigError where DuckDB is not installed or does not accept `sql`, LogError where parts are merged all
+    the time.
     """
+    for _ in range(_LOOKS):
+        used: list[Path] = []
+        try:
+            return _query(sql, sources, run_column, used)
+        except ConfigError:
+            if all(path.exists() for path in used):
+                raise
+    raise LogError("the parts of this run are merged faster than they can be read: try again")
+
+
+def select_from(sql: str, name: str, rows: pa.Table, what: str) -> pa.Table:
+    """The result of `sql` over one table in memory. Raises ConfigError as `query_runs` does; `what` is not taken."""
+    engine = import_duckdb()
+    with _connect(engine) as connection:
+        try:
+            connection.register(name, rows)
+            _lock(engine, connection, [])
+            return _fetch(connection.sql(sql))
+        except engine.Error as error:
+            raise ConfigError(f"DuckDB does not take {what}: {_reason(error)}") from error
+
+
+def import_duckdb() -> ModuleType:
+    """DuckDB. Raises ConfigError that names the extra to install where it is missing."""
     try:
         import duckdb
     except ImportError as error:
-        raise ConfigError("query() needs DuckDB: pip install 'statsbridge[sql]'") from error
+        raise ConfigError("this needs DuckDB: pip install 'statsbridge[sql]'") from error
+    return duckdb
+
+
+def _query(sql: str, sources: Sequence[Source], run_column: bool, used: list[Path]) -> pa.Table:
+    engine = import_duckdb()
     words = sql.casefold()
-    # A query of a record on one's own disk fetches no extension from the network; and an unknown table is an
-    # error, not whichever variable of that name happens to be in a caller's frame.
-    connection = duckdb.connect(config={"autoinstall_known_extensions": "false", "python_enable_replacements": "false"})
-    with connection:
+    with _connect(engine) as connection:
         try:
-            connection.execute("SET TimeZone = 'UTC'")
+            kinds = [statement.type.name for statement in connection.extract_statements(sql)]
+            if len(kinds) != 1 or kinds[0] not in ("SELECT", "EXPLAIN", "MULTI"):  # MULTI is a PIVOT
+                raise ConfigError("query() takes one SELECT, and nothing that writes")
             for name in SCHEMAS:
                 if name in words:
-                    _register(connection, name, table(name))
-            relation = connection.sql(sql)
-            if relation is None:
-                raise ConfigError("query() takes one SELECT, this statement gives no rows")
-            # The older name is gone from DuckDB 2, the newer one is not in 1.1.
-            fetch = getattr(relation, "to_arrow_table", None) or relation.fetch_arrow_table
-            return fetch()
-        except duckdb.Error as error:
-            tables = ", ".join(SCHEMAS)
-            raise ConfigError(f"DuckDB does not take this query over {tables}: {error}") from error
+                    tables = [(source.run, source.table(name, used)) for source in sources]
+                    _register(connection, name, tables, run_column)
+            _lock(engine, connection, used)
+            return _fetch(connection.sql(sql))
+        except engine.Error as error:
+            tables_there = ", ".join(SCHEMAS)
+            raise ConfigError(f"DuckDB does not take this query over {tables_there}: {_reason(error)}") from error
 
 
-def _register(connection: "duckdb.DuckDBPyConnection", name: str, rows: pa.Table | Files) -> None:
-    if isinstance(rows, pa.Table):
-        connection.register(name, rows)
-    else:
-        found = connection.read_parquet([str(path) for path in rows.paths], hive_partitioning=True)
-        (found if rows.condition is None else found.filter(rows.condition)).create_view(name)
+def _connect(engine: ModuleType) -> "duckdb.DuckDBPyConnection":
+    # A query of a record on one's own disk fetches no extension from the network; and an unknown table is an
+    # error, not whichever variable of that name happens to be in a caller's frame.
+    options = {"autoinstall_known_extensions": "false", "python_enable_replacements": "false"}
+    connection: duckdb.DuckDBPyConnection = engine.connect(config=options)
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
+
+
+def _lock(engine: ModuleType, connection: "duckdb.DuckDBPyConnection", used: Sequence[Path]) -> None:
+    """Leave nothing but these files within reach."""
+    try:
+        connection.execute(f"SET allowed_paths = [{', '.join(_quoted(str(path)) for path in used)}]")
+    except engine.Error:  # not in DuckDB 1.1: there only a query that needs no file can be kept from all of them
+        if used:
+            return
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _fetch(relation: "duckdb.DuckDBPyRelation | None") -> pa.Table:
+    if relation is None:
+        raise ConfigError("query() takes one SELECT, this statement gives no rows")
+    # The older name is gone from DuckDB 2, the newer one is not in 1.1.
+    fetch = getattr(relation, "to_arrow_table", None) or relation.fetch_arrow_table
+    return fetch()
+
+
+def _register(
+    connection: "duckdb.DuckDBPyConnection", name: str, tables: Sequence[tuple[str, pa.Table | Files]], run_column: bool
+) -> None:
+    """One view of the rows of all runs, whose files may be of different versions."""
+    pieces = []
+    for number, (run, rows) in enumerate(tables):
+        piece = f"{name}_{number}"
+        if isinstance(rows, pa.Table):
+            connection.register(piece, rows)
+            there = set(rows.column_names)
+        else:
+            paths = [str(path) for path in rows.paths]
+            found = connection.read_parquet(paths, hive_partitioning=True, union_by_name=True)
+            there = set(found.columns)
+            (found if rows.condition is None else found.filter(rows.condition)).create_view(piece)
+        columns = [
+            f'"{field.name}"'
+            if field.name in there
+            else f'CAST(NULL AS {_TYPES.get(field.type, "VARCHAR")}) AS "{field.name}"'
+            for field in SCHEMAS[name]
+        ]
+        columns += ['"rank"', *([f"{_quoted(run)} AS run"] if run_column else [])]
+        pieces.append(f"SELECT {', '.join(columns)} FROM {piece}")
+    connection.execute(f"CREATE VIEW {name} AS {' UNION ALL '.join(pieces)}")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _reason(error: Exception) -> str:
+    """What DuckDB says in one line, without its drawing of the query."""
+    lines = str(error).split("\nLINE ")[0].splitlines()
+    return " ".join(line.strip() for line in lines if line.strip())

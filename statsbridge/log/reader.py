@@ -1,13 +1,14 @@
 """Reading a run: `load` and the tables it gives. Writes nothing, needs no torch."""
 
-import difflib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +18,17 @@ from ..errors import ConfigError, DamagedPart, LogError, StatsBridgeWarning
 from .attempts import EVERYTHING, Attempt, Superseded, read_attempts
 from .backlog import WRITE_ORDER
 from .cover import Cover, in_order
+from .held import Held
 from .merge import merge_ranks, merge_scalars
-from .parts import Part, ReadingParts, list_parts, live_parts, read_part
-from .query import Files, query_tables
+from .parts import Part, ReadingParts, covered, list_parts, live_parts, read_part
+from .pruning import Wanted, last_step, sites_of, without_gaps
+from .query import Files, Source, query_runs
 from .runs import read_info, resolve_run
-from .schema import SCHEMAS
+from .schema import SCHEMAS, SITES
+from .wording import choices
 
-_SHOWN = 20  # choices in a message that must stay readable
 _IN_MEMORY = 1 << 20  # rows of a table that a query reads whole
-_LOOKS = 10  # a query is tried again while its files are merged into others
-_PRUNED = 1 << 16  # rows of a part from which one series is worth a search inside it
+_SMALL = 1 << 18  # rows of `stats` that are read whole, and once, whatever is asked for
 
 
 def load(path: str | Path, *, attempts: Literal["effective", "all"] = "effective") -> "RunData":
@@ -42,15 +44,15 @@ def load(path: str | Path, *, attempts: Literal["effective", "all"] = "effective
     Raises LogError where there is no such run, SchemaTooNew where a newer statsbridge wrote it, ConfigError where
     `attempts` is something else.
     """
-    if attempts not in ("effective", "all"):
-        raise ConfigError(f"attempts={attempts!r}: give 'effective' or 'all'")
-    run = resolve_run(path)
-    info = read_info(run)
-    # Against the order of writing: whatever a row refers to was there before it.
-    parts = {table: list_parts(run, table) for table in reversed(WRITE_ORDER)}
-    # After the parts: rows of an attempt that begins now are then missing, and the old ones it supersedes not doubled.
-    superseded = EVERYTHING if attempts == "all" else Superseded(read_attempts(run))
-    return RunData(run, info, parts, superseded)
+    return RunData.open(path, attempts=attempts)
+
+
+def query(runs: "Sequence[RunData]", sql: str) -> pa.Table:
+    """The result of `sql` over the tables of several runs; the column `run` of each table says whose a row is.
+
+    Raises ConfigError where DuckDB (extra `statsbridge[sql]`) is missing or does not take the query.
+    """
+    return query_runs(sql, [Source(run.id, run._source) for run in runs], run_column=True)
 
 
 class RunData:
@@ -72,6 +74,21 @@ class RunData:
         self._parts = parts
         self._superseded = superseded
         self._damaged: dict[str, list[DamagedPart]] = {}
+        self._said: set[str] = set()
+
+    @classmethod
+    def open(cls, path: str | Path, *, attempts: Literal["effective", "all"] = "effective") -> Self:
+        """The run at `path`; see `load`."""
+        if attempts not in ("effective", "all"):
+            raise ConfigError(f"attempts={attempts!r}: give 'effective' or 'all'")
+        run = resolve_run(path)
+        info = read_info(run)
+        # Against the order of writing: whatever a row refers to was there before it.
+        parts = {table: list_parts(run, table) for table in reversed(WRITE_ORDER)}
+        # After the parts: rows of an attempt that begins now are then missing, and the old ones it supersedes not
+        # doubled.
+        superseded = EVERYTHING if attempts == "all" else Superseded(read_attempts(run))
+        return cls(run, info, parts, superseded)
 
     @cached_property
     def modules(self) -> pa.Table:
@@ -133,17 +150,17 @@ class RunData:
         """
         numeric = [field.name for field in SCHEMAS["stats"] if _is_number(field.type)] + ["rank"]
         if statistic not in numeric:
-            raise LogError(f"no statistic {statistic!r}; there are: {_choices(statistic, numeric)}")
-        rows = self._of_module(module)
+            raise LogError(f"no statistic {statistic!r}; there are: {choices(statistic, numeric)}")
+        rows = self._of_module(module, statistic)
         where = ""
         for column, value in (("module", module), ("site", site), ("call", call), ("tensor", tensor)):
             there = rows[column].unique().to_pylist()
             if column == "tensor" and value is None:
                 if len(there) > 1:
-                    raise LogError(f"several tensors{where}, give tensor=…: {_choices('', there)}")
+                    raise LogError(f"several tensors{where}, give tensor=…: {choices('', there)}")
                 continue
             if value not in there:
-                raise LogError(f"no {column} {value!r}{where}; there are: {_choices(str(value), there)}")
+                raise LogError(f"no {column} {value!r}{where}; there are: {choices(str(value), there)}")
             rows = rows.filter(pc.equal(rows[column], value))
             where += f"{' in' if not where else ','} {column} {value!r}"
         found = pa.table(
@@ -161,20 +178,12 @@ class RunData:
 
         Raises ConfigError where DuckDB (extra `statsbridge[sql]`) is missing or does not take the query.
         """
-        for _ in range(_LOOKS):
-            used: list[Path] = []
-            try:
-                return query_tables(sql, partial(self._source, used=used))
-            except ConfigError:
-                if all(path.exists() for path in used):
-                    raise
-        raise LogError(f"the parts of {self.path} are merged faster than they can be read: try again")
+        return query_runs(sql, [Source(self.id, self._source)], run_column=False)
 
     def _source(self, table: str, used: list[Path]) -> pa.Table | Files:
         """The rows of a table, or the files (`used` too) that hold them where they are too many for one query."""
-        ends = {part.rank: part.last for part in sorted(self._parts[table], key=lambda part: part.last)}
-        parts = [part for part in live_parts(self.path, table) if part.first <= ends.get(part.rank, -1)]
-        if table in self.__dict__ or sum(part.rows for part in parts) < _IN_MEMORY or not _without_gaps(parts):
+        parts, ends = self._live(table)
+        if table in self.__dict__ or sum(part.rows for part in parts) < _IN_MEMORY or not without_gaps(parts):
             return getattr(self, table)
         conditions = [self._superseded.condition()]
         if any(part.last > ends[part.rank] for part in parts):  # merged with what has been written since
@@ -186,44 +195,135 @@ class RunData:
             return getattr(self, table)
         return Files(used[-len(parts) :], " AND ".join(f"({one})" for one in conditions if one) or None)
 
-    def _of_module(self, module: str) -> pa.Table:
-        """The rows of `stats` of one module, ranks merged; of all modules where there is no such one."""
-        if "stats" in self.__dict__ or "_merged" in self.__dict__:
-            return self.merged()
-        wanted = pa.array([module], pa.string())
+    def _of_module(self, module: str, statistic: str) -> pa.Table:
+        """One number of one module at all steps, ranks merged; of all modules where there is no such one."""
+        columns = ["module", "site", "call", "tensor", "step", "iteration", "time"]
+        columns += [] if statistic in (*columns, "rank") else [statistic]
+        rows = self._merged_rows(Wanted(modules=(module,), columns=tuple(columns)))
+        rows = rows.filter(pc.equal(rows["module"].cast(pa.string()), module))
+        return rows if rows.num_rows else self.merged()
 
-        def read(part: Part) -> pa.Table:
-            if part.rows >= _PRUNED:
-                with ReadingParts([part], verify=False) as reading:
-                    return reading.read(part, "module", wanted)
-            rows = read_part(part)
-            return rows.filter(pc.is_in(rows["module"].cast(pa.string()), value_set=wanted))
+    def _merged_rows(self, wanted: Wanted, *, ordered: bool = True) -> pa.Table:
+        """The rows of `stats` that are `wanted`, ranks merged, of the wanted columns and `rank`.
 
-        rows = self._gather("stats", read)
-        return merge_ranks(rows) if rows.num_rows else self.merged()
+        Without `ordered` they are not sorted, where that saves time.
+        """
+        parts = self._parts["stats"]
+        if "stats" in self.__dict__ or sum(part.rows for part in parts) <= _SMALL:
+            needed = dict.fromkeys((*wanted.names, "module", "site", "step", "rank"))
+            return wanted.filter(self.merged().select(list(needed))).select([*wanted.names, "rank"])
+        if len({part.rank for part in parts}) == 1:
+            # A tensor that is cut has several ranks, of which only one may have recorded.
+            names = dict.fromkeys(("seq", "attempt", "step", "shards", *wanted.names))
+            rows = self._gather_wanted(replace(wanted, columns=tuple(names)), ordered)
+            if not pc.any(pc.greater(rows["shards"], 1)).as_py():
+                return rows.select([*wanted.names, "rank"])
+        # The ratio of an update that is cut needs the norm of the whole parameter.
+        sites = None if wanted.sites is None else (*wanted.sites, "parameter")
+        everything = replace(wanted, columns=None, sites=sites)
+        merged = merge_ranks(self._gather("stats", everything.read))
+        return wanted.filter(merged).select([*wanted.names, "rank"])
+
+    def _gather_wanted(self, wanted: Wanted, ordered: bool) -> pa.Table:
+        """The wanted rows of a run of one rank; those of its small parts out of memory."""
+        held = self._held
+        if held is not None and held.takes(wanted):
+            with suppress(DamagedPart):
+                small = held.rows(wanted, self._superseded.drop)
+                met: list[Part] = []
+
+                def read(part: Part) -> pa.Table:
+                    if part.name not in held.names:
+                        return wanted.read(part)
+                    met.append(part)
+                    return small if len(met) == 1 else small.slice(0, 0)
+
+                rows = self._gather("stats", read, wanted.names, ordered)
+                # Where parts were merged since and one of the wider ones was read, its rows would be there twice.
+                if len(met) == len(held.parts):
+                    return rows
+        return self._gather("stats", wanted.read, wanted.names, ordered)
+
+    @cached_property
+    def _held(self) -> Held | None:
+        """The small parts of `stats`; None where it is not known which of them holds a row."""
+        parts = self._parts["stats"]
+        superfluous = covered(parts)
+        live = [part for part in parts if part not in superfluous]
+        return Held(live) if without_gaps(live) else None
+
+    def _last_step(self, sites: Sequence[str] | None = None) -> int | None:
+        """The last sampled step of these sites, None where there is none. Of a large run little is read."""
+        live = self._large("stats")
+        if live is not None:
+            with suppress(DamagedPart):
+                return last_step(live, sites, self._superseded)
+        wanted = Wanted(sites=None if sites is None else tuple(sites), columns=("site", "step"))
+        found: int | None = pc.max(self._merged_rows(wanted, ordered=False)["step"]).as_py()
+        return found
+
+    def _sites(self) -> set[str]:
+        live = self._large("stats")
+        if live is not None:
+            with suppress(DamagedPart):
+                return sites_of(live)
+        column = self._merged_rows(Wanted(columns=("site",)), ordered=False)["site"]
+        return {str(site) for site in pc.unique(column.cast(pa.string())).to_pylist() if site is not None}
+
+    def _large(self, table: str) -> Sequence[Part] | None:
+        """The parts of a table that is not worth reading whole, as it was; None where it is, or that is not known."""
+        parts = self._parts[table]
+        if table in self.__dict__ or sum(part.rows for part in parts) <= _SMALL:
+            return None
+        live, ends = self._live(table)
+        return None if any(part.last > ends[part.rank] for part in live) else live
+
+    def _live(self, table: str) -> tuple[list[Part], dict[int, int]]:
+        """The parts that hold the rows of a table now, and the last row of each rank when it was loaded."""
+        ends = {part.rank: part.last for part in sorted(self._parts[table], key=lambda part: part.last)}
+        return [part for part in live_parts(self.path, table) if part.first <= ends.get(part.rank, -1)], ends
 
     def _read(self, table: str) -> pa.Table:
         return self._gather(table, read_part)
 
-    def _gather(self, table: str, read: Callable[[Part], pa.Table]) -> pa.Table:
+    def _gather(
+        self,
+        table: str,
+        read: Callable[[Part], pa.Table],
+        names: Sequence[str] | None = None,
+        ordered: bool = True,
+    ) -> pa.Table:
         cover = Cover(self.path, table, self._parts[table])
-        chunks = [SCHEMAS[table].empty_table().append_column("rank", pa.array([], pa.int64()))]
+        empty = SCHEMAS[table].empty_table()
+        chunks = [(empty if names is None else empty.select(names)).append_column("rank", pa.array([], pa.int64()))]
         for rank, all_rows in cover.read(read):
             rows = self._superseded.drop(all_rows)
             chunks.append(rows.append_column("rank", pa.array(np.full(rows.num_rows, rank))))
         for error in cover.damaged:
-            warnings.warn(f"statsbridge: left out a damaged part: {error}", StatsBridgeWarning, stacklevel=5)
+            if str(error) not in self._said:
+                self._said.add(str(error))
+                warnings.warn(f"statsbridge: left out a damaged part: {error}", StatsBridgeWarning, stacklevel=5)
         self._damaged[table] = cover.damaged
-        return in_order(pa.concat_tables(chunks).unify_dictionaries().combine_chunks())
+        rows = pa.concat_tables(chunks).unify_dictionaries()
+        return in_order(rows.combine_chunks()) if ordered else rows
 
     def _summary(self) -> dict[str, str]:
         severities = Counter(self.events["severity"].to_pylist())
+        names = ["attempt", "seq", "step"]
+        # Of a large run no more than that is read for a glance at it.
+        stats = (
+            self.stats
+            if self._large("stats") is None
+            else self._gather("stats", Wanted(columns=(*names,)).read, names, False)
+        )
+        sites = self._sites()
+        rows = {name: stats if name == "stats" else getattr(self, name) for name in SCHEMAS}
         return {
             "run": f"{self.id} ({self.info['name']})",
-            "sampled steps": str(len(self.stats["step"].unique())),
+            "sampled steps": str(len(stats["step"].unique())),
             "modules": str(len(self.modules["module"].unique())),
-            "sites": ", ".join(map(str, self.stats["site"].unique().to_pylist())) or "none",
-            "rows": ", ".join(f"{name} {getattr(self, name).num_rows}" for name in SCHEMAS),
+            "sites": ", ".join(site for site in SITES if site in sites) or "none",
+            "rows": ", ".join(f"{name} {table.num_rows}" for name, table in rows.items()),
             "events": ", ".join(f"{count} {severity}" for severity, count in severities.items()) or "none",
             "path": str(self.path),
         }
@@ -236,24 +336,5 @@ class RunData:
         return f"<table>{''.join(rows)}</table>"
 
 
-def _without_gaps(parts: Sequence[Part]) -> bool:
-    """Whether the parts of each rank, in order, hold each row once."""
-    ends: dict[int, int] = {}
-    for part in parts:
-        if part.first != ends.get(part.rank, 0):
-            return False
-        ends[part.rank] = part.last + 1
-    return True
-
-
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _choices(wanted: str, there: Sequence[object]) -> str:
-    """What there is, what resembles `wanted` first."""
-    names = [str(value) for value in there]
-    close = difflib.get_close_matches(wanted, names, n=5, cutoff=0.5)
-    ordered = close + [name for name in names if name not in close]
-    more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
-    return ", ".join(repr(name) for name in ordered[:_SHOWN]) + more

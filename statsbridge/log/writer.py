@@ -20,6 +20,7 @@ from .check import next_numbers
 from .ending import unwatch, watch
 from .files import make_folder
 from .folder import HEARTBEAT, last_attempt, this_writer, write_state, writer_file
+from .following import Follower, Following
 from .schema import Columns, to_table
 from .size import SizeLimit
 
@@ -90,6 +91,7 @@ class Writer:
         self._limit = SizeLimit(self._path, rank, max_bytes)
         first = next_numbers(self._path, rank)
         self._backlog = Backlog(self._path, rank, attempt, self._wrote, may_write=self._may_write, first=first)
+        self._following = Following(attempt)
         self._internal_errors = 0
         self._reported: dict[str, int] = {}
         self._flushed_at = self._beat_at = time.monotonic()
@@ -118,6 +120,13 @@ class Writer:
             write_state(self._path, self._identity, "running")
         except OSError as error:
             raise LogError(f"cannot write {file}: {error.strerror or error}") from error
+
+    def follow(self, follower: Follower) -> None:
+        """Show `follower`, from now on and in the writer's thread, the rows of each flush; its own are written too.
+
+        Where it raises, that is an event, and it is not asked again.
+        """
+        self._following.follower = follower
 
     # ---- the training thread -------------------------------------------------------------------------------
 
@@ -242,6 +251,9 @@ class Writer:
             failure: Exception | None = self._take_work() or self._backlog.write()
             if failure is None and self._record_dropped():
                 failure = self._backlog.write()
+            # After the rows are safe, before the request is: what follows from them is on disk with them.
+            if self._tell_follower():
+                failure = self._backlog.write() or failure
         except Exception as error:  # this thread outlives everything: a dead one would lose the rest of the run
             failure = error
         if failure is not None:
@@ -275,6 +287,18 @@ class Writer:
             else:
                 if rows.num_rows:
                     self._backlog.add(name, rows)
+                    self._following.add(name, rows)
+
+    def _tell_follower(self) -> bool:
+        """Whether rows follow from those of this flush."""
+        try:
+            following = {name: to_table(name, columns) for name, columns in self._following.tell().items()}
+        except BaseException:
+            self._record_internal_error()
+            return True
+        for name, rows in following.items():
+            self._backlog.add(name, rows)
+        return bool(following)
 
     def _record_internal_error(self) -> None:
         text = traceback.format_exc()

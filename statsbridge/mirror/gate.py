@@ -64,6 +64,15 @@ class Gate:
             raise ValueError(f"{channel!r} is no channel; there are {', '.join(CHANNELS)}")
         return channel in self.grant.channels
 
+    @property
+    def blind(self) -> bool:
+        """Whether content that nobody can look into, such as a user's picture, may leave through an open channel.
+
+        Not of a restricted run, nor where names are hashed or fields limited: it could show what may not leave.
+        """
+        limited = any(self.grant.limited(kind) for kind in ("tables", "sites", "statistics", "scalars"))
+        return not (self._restricted or self.grant.hashed or limited)
+
     def info(self, info: RunInfo) -> RunInfo:
         """`info` as an adapter may know it: without the channel `config` no name, config and versions."""
         if self.allows("config"):

@@ -24,6 +24,8 @@ OWN_SCALARS = frozenset(
         "grad_norm_applied",
         "param_norm",
         "update_ratio",
+        "update_norm",
+        "param_norm_before",
         "step_time",
         "samples",
         "samples_per_second",
@@ -50,7 +52,14 @@ class Namer:
         return known
 
     def scalar(self, text: str) -> str:
-        """Names of our own stay; of `lr/<optimizer>/<group>` the parts that are no numbers are hashed."""
+        """Names of our own stay; of `lr/<optimizer>/<group>` the parts that are no numbers are hashed.
+
+        `shard/<name>`, one rank's part of a norm, stays one of what the whole is called.
+        """
+        part = "shard/" if text.startswith("shard/") else ""
+        return part + self._scalar(text.removeprefix(part))
+
+    def _scalar(self, text: str) -> str:
         if text in OWN_SCALARS:
             return text
         first, *rest = text.split("/")

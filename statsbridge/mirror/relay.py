@@ -14,6 +14,7 @@ from ..errors import LogError, MirrorError, PolicyError, Retry, SchemaTooNew
 from ..log.folder import HEARTBEAT
 from .delivery import Delivery
 from .lease import Lease, LeaseLost
+from .logged_figures import logged_figures
 from .selector import Selector
 from .sending import Plan, Sender
 from .state import MirrorState
@@ -216,6 +217,7 @@ class Relay:
         if gate.allows("alerts"):
             sender.alerts(selector.events(gated))
         self._figures(selector, sender, final=False)
+        self._logged_figures(chunk, sender)
         self._lease.save(cursor=chunk.cursor, memory=dict(self._memory), counts=sender.counts)
         self.rows_done += chunk.rows
         left_out = None if self._told_left_out else selector.left_out()
@@ -232,6 +234,19 @@ class Relay:
         if self.plan.gate.allows("figures"):
             sender.figures(selector.figures(final))
 
+    def _logged_figures(self, chunk: Chunk, sender: Sender) -> None:
+        """What the user drew; the rows that tell of it are those before the gate, which would hide their names."""
+        if not (self.plan.gate.allows("figures") and self._lease.state.selection.figures):
+            return
+        figures, wrong = logged_figures(self._run, chunk.events)
+        for text in wrong:
+            self._say("mirror_figure_lost", f"{self.plan.title}: {text}", cause=text)
+        if figures and not self.plan.gate.blind:
+            withheld = "figures of your own stay here: the run is restricted, or names are hashed, or fields limited"
+            self._say("mirror_left_out", f"{self.plan.title}: {withheld}", cause="figures")
+        elif figures:
+            sender.figures(figures)
+
     def _finish(
         self, ending: str, final: bool, cursor: Cursor, selector: Selector, sender: Sender
     ) -> tuple[str, str | None]:
@@ -239,7 +254,7 @@ class Relay:
         if final:
             self._figures(selector, sender, final=True)
             if self._lease.state.selection.artifact and self.plan.gate.allows("artifacts"):
-                sender.artifact(self._run)
+                sender.artifact(self._run, figures=self.plan.gate.allows("figures") and self.plan.gate.blind)
         self._lease.save(cursor=cursor, memory=dict(self._memory), counts=sender.counts)
         try:
             sender.close(ending)

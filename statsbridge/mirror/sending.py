@@ -117,11 +117,11 @@ class Sender:
             if self._aside("figures", partial(self._adapter.figure, name, figure, step)):
                 self.counts = replace(self.counts, figures=self.counts.figures + 1)
 
-    def artifact(self, run: Path) -> None:
-        """Send a copy of the record; one that is refused is only said."""
+    def artifact(self, run: Path, *, figures: bool) -> None:
+        """Send a copy of the record, with or without the user's figures; one that is refused is only said."""
 
         def work() -> None:
-            with staged_artifact(run, self._info) as folder:
+            with staged_artifact(run, self._info, figures=figures) as folder:
                 self._adapter.artifact(folder)
 
         self._record("artifacts", 1, list(SCHEMAS))

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .style import Flags, Floats, colours, column, escape, label, new_figure, thin, title_of
+
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 # Viridis without its darkest end: even in lightness, the same to colour-blind readers, and never near black.
 SEQUENTIAL = ("#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
 # Blue to orange through white: the two that nearly everyone tells apart.
 DIVERGING = ("#0072b2", "#7fb8d8", "#f7f7f7", "#f3c07f", "#d55e00")
-NONFINITE = "#000000"
-ZERO = "#ffffff"
-MISSING = "#d0d0d0"
+# The same from a dark middle.
+DIVERGING_DARK = ("#7cc4f5", "#2f6f9c", "#20242b", "#9c5a26", "#ffa45c")
+NONFINITE, ZERO = "#000000", "#ffffff"  # in the dark theme the other way round
 
 # One outlier must not press all else into one colour: decades on either side of the median.
 _DECADES = 6.0
-_LONGEST_LABEL = 44
+_OUTLYING = 10.0  # and on a linear scale, times what nine of ten do not exceed
 _MOST_LABELS = 110
-
-_UNITS = {
-    "activation": "unit of the activation",
-    "activation_grad": "loss per unit of the activation",
-    "parameter": "unit of the parameter",
-    "parameter_grad": "loss per unit of the parameter",
-    "update": "unit of the parameter",
-    "tensor": "unit of the tensor",
-    "tensor_grad": "loss per unit of the tensor",
-}
-_WITHOUT_UNIT = {"update_ratio", "zero_fraction", "skewness", "kurtosis", "count", "nan_count", "inf_count"}
 
 
 class HeatMapRow(NamedTuple):
@@ -45,13 +32,6 @@ class HeatMapRow(NamedTuple):
 
     name: str
     depth: int | None
-
-
-def unit(site: str, statistic: str) -> str:
-    """The unit of a statistic; "no unit" where it has none."""
-    if statistic == "kl_unit_gaussian":
-        return "nats"
-    return "no unit" if statistic in _WITHOUT_UNIT else _UNITS.get(site, "unit of the tensor")
 
 
 def heat_map(
@@ -64,6 +44,7 @@ def heat_map(
     low: Floats,
     high: Floats,
     nonfinite: Flags,
+    dark: bool = False,
 ) -> go.Figure:
     """Draw one statistic, rows from the input of the model (top) to its output, columns by step.
 
@@ -76,15 +57,15 @@ def heat_map(
         low: the lowest value in each cell, shape `[rows, columns]`, NaN where there is none.
         high: the highest value in each cell, of the same shape.
         nonfinite: whether any element behind the cell was NaN or infinite; same shape.
+        dark: the theme.
 
     Where a cell stands for several steps it shows the value farther from the row's median, so that no spike
     and no collapse is lost. Numbers that are never negative are coloured by their logarithm. NaN and infinity
-    are black, an exact zero (which has no logarithm) is white, and what was not measured is grey.
+    are black, an exact zero (which has no logarithm) is white (in the dark theme the other way round), and what was
+    not measured is grey.
 
-    Raises ImportError where plotly is not installed.
+    Raises ConfigError where plotly is not installed.
     """
-    import plotly.graph_objects as go
-
     logarithmic = not (low < 0).any()
     value = _farthest(low, high, logarithmic)
     zero = (value == 0) & ~nonfinite if logarithmic else np.zeros_like(nonfinite)
@@ -93,18 +74,21 @@ def heat_map(
         shown = np.log10(shown) if logarithmic else shown
     labels = _labels(rows)
     axes = {"x": _edges(starts, last_step), "y": labels}
-    figure = go.Figure()
-    figure.add_heatmap(z=_thinned(shown), **axes, **_colours(shown, statistic, logarithmic), name=statistic)
-    for flags, colour, meaning in ((nonfinite, NONFINITE, "NaN or infinite"), (zero, ZERO, "exactly 0")):
+    figure = new_figure(title_of(site, statistic), dark=dark, height=min(1800, max(320, 170 + 16 * len(labels))))
+    figure.add_heatmap(
+        z=_thinned(shown, logarithmic), **axes, **_colours(shown, statistic, logarithmic, dark), name=statistic
+    )
+    black, white = (ZERO, NONFINITE) if dark else (NONFINITE, ZERO)
+    for flags, colour, meaning in ((nonfinite, black, "NaN or infinite"), (zero, white, "exactly 0")):
         if flags.any():
             marks = np.where(flags, 1.0, np.nan)
             scale = [[0, colour], [1, colour]]
             hover = f"%{{y}}<br>step %{{x}}<br>{meaning}<extra></extra>"
-            figure.add_heatmap(z=_thinned(marks), **axes, colorscale=scale, showscale=False, hovertemplate=hover)
+            figure.add_heatmap(z=_thinned(marks, True), **axes, colorscale=scale, showscale=False, hovertemplate=hover)
             _add_to_legend(figure, colour, meaning)
     if (np.isnan(value) & ~nonfinite).any():
-        _add_to_legend(figure, MISSING, "not measured")
-    _lay_out(figure, f"{site}: {statistic} [{unit(site, statistic)}]", labels)
+        _add_to_legend(figure, colours(dark).missing, "not measured")
+    _lay_out(figure, rows, labels, colours(dark).missing)
     return figure
 
 
@@ -125,15 +109,16 @@ def _median(values: Floats) -> float:
     return float(np.median(finite)) if len(finite) else 0.0
 
 
-def _colours(shown: Floats, statistic: str, logarithmic: bool) -> dict[str, Any]:
+def _colours(shown: Floats, statistic: str, logarithmic: bool, dark: bool) -> dict[str, Any]:
     finite = shown[np.isfinite(shown)]
     if not logarithmic:
-        largest = float(np.abs(finite).max()) or 1.0
+        size = np.abs(finite)
+        largest = min(float(size.max()), _OUTLYING * float(np.quantile(size, 0.9))) or float(size.max()) or 1.0
         return {
-            "colorscale": list(DIVERGING),
+            "colorscale": list(DIVERGING_DARK if dark else DIVERGING),
             "zmin": -largest,
             "zmax": largest,
-            "colorbar": {"title": {"text": statistic}},
+            "colorbar": {"title": {"text": statistic}, "exponentformat": "e"},
             "hovertemplate": f"%{{y}}<br>step %{{x}}<br>{statistic} %{{z:.3g}}<extra></extra>",
         }
     middle = float(np.median(finite)) if len(finite) else 0.0
@@ -163,40 +148,34 @@ def _edges(starts: Sequence[int], last_step: int) -> list[float]:
 
 
 def _labels(rows: Sequence[HeatMapRow]) -> list[str]:
-    """One text a row, each different: plotly draws rows of one name over each other."""
+    """One text a row, each different and escaped: plotly draws rows of one name over each other."""
     labels: list[str] = []
     seen: dict[str, int] = {}
     for row in rows:
-        label = row.name if row.depth is None else f"{row.depth} · {row.name}"
-        seen[label] = seen.get(label, 0) + 1
-        labels.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
+        text = escape(_placed(row))
+        seen[text] = seen.get(text, 0) + 1
+        labels.append(text if seen[text] == 1 else f"{text} ({seen[text]})")
     return labels
 
 
-def _shortened(label: str) -> str:
-    if len(label) <= _LONGEST_LABEL:
-        return label
-    half = _LONGEST_LABEL // 2
-    return f"{label[: half - 1]}…{label[-half:]}"
+def _placed(row: HeatMapRow) -> str:
+    return row.name if row.depth is None else f"{row.depth} · {row.name}"
 
 
-def _thinned(values: Floats) -> list[list[float | None]]:
-    """Rounded and without NaN, which JSON has no word for: a picture of 1,000 × 400 cells stays small."""
-    return [[None if math.isnan(cell) else cell for cell in row] for row in np.round(values, 3).tolist()]
+def _thinned(values: Floats, logarithmic: bool) -> npt.NDArray[np.object_]:
+    """Rounded, and without NaN: a picture of 1,000 × 400 cells stays small."""
+    return column([thin(row) for row in (np.round(values, 3) if logarithmic else values)])
 
 
 def _add_to_legend(figure: go.Figure, colour: str, meaning: str) -> None:
     marker = {"symbol": "square", "size": 12, "color": colour, "line": {"width": 1, "color": "#808080"}}
-    figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=meaning)
+    figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=meaning, showlegend=True)
 
 
-def _lay_out(figure: go.Figure, title: str, labels: Sequence[str]) -> None:
+def _lay_out(figure: go.Figure, rows: Sequence[HeatMapRow], labels: Sequence[str], missing: str) -> None:
     every = -(-len(labels) // _MOST_LABELS)
-    height = min(1800, max(320, 170 + 16 * len(labels)))
     figure.update_layout(
-        title={"text": title},
-        height=height,
-        plot_bgcolor=MISSING,
+        plot_bgcolor=missing,
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "xanchor": "right", "x": 1.0},
     )
     figure.update_xaxes(title="step", showgrid=False, zeroline=False)
@@ -208,7 +187,7 @@ def _lay_out(figure: go.Figure, title: str, labels: Sequence[str]) -> None:
         categoryarray=list(labels),
         tickmode="array",
         tickvals=list(labels[::every]),
-        ticktext=[_shortened(label) for label in labels[::every]],
+        ticktext=[label(_placed(row)) for row in rows[::every]],
         showgrid=False,
         automargin=True,
     )

@@ -280,18 +280,19 @@ def test_a_series_is_the_same_small_read_after_a_merge(tmp_path: Path, monkeypat
     before = load(run).series("m3", "activation", "mean")
     monkeypatch.setattr(compaction_module, "GROUP_ROWS", 40)
     compact_table(run, "stats", 0, fan_in=2)
-    monkeypatch.setattr("statsbridge.log.reader._PRUNED", 1)
+    monkeypatch.setattr("statsbridge.log.pruning._PRUNED", 1)
+    monkeypatch.setattr("statsbridge.log.reader._SMALL", 1)
     data = load(run)
     read: list[int] = []
     original = pq.ParquetFile.read_row_groups
     monkeypatch.setattr(
         pq.ParquetFile,
         "read_row_groups",
-        lambda self, groups, **options: (read.extend(groups), original(self, groups, **options))[1],
+        lambda self, groups, *more: (read.extend(groups), original(self, groups, *more))[1],
     )
     assert same(before, data.series("m3", "activation", "mean"))
     assert before.num_rows == 40
-    assert read == [3], "of six row groups only the one that holds the module"
+    assert set(read) == {3}, "of six row groups only the one that holds the module"
     assert "stats" not in data.__dict__
 
 

@@ -80,7 +80,7 @@ def train(run: statsbridge.Run, model: nn.Module, steps: int) -> None:
 def test_max_bytes_ends_the_statistics_and_not_the_scalars(tmp_path: Path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    run = statsbridge.init(model, dir=tmp_path, every=1, max_bytes=1e5)
+    run = statsbridge.init(model, dir=tmp_path, every=1, max_bytes=1e5, alerts=False)
     with pytest.warns(StatsBridgeWarning, match="max_bytes") as warned:
         train(run, model, 25)
         run.finish()

@@ -401,7 +401,7 @@ def test_learning_rates_of_compiled_steps_are_right_or_missing(record: Record) -
         model = nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(1.0) if not sampling else 1.0)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-        run = record(model, every=4, optimizer=optimizer)
+        run = record(model, every=4, optimizer=optimizer, alerts=False)
         rates = {}
 
         def step(x: torch.Tensor, model: nn.Module = model, optimizer: Any = optimizer) -> None:

@@ -1,6 +1,7 @@
 """Random models and random loops: the same training with and without us, and every number that of an oracle.
 
-`FUZZ_MODELS=5000` runs more of them, `FUZZ_FIRST=17 FUZZ_MODELS=1` one alone.
+Of 300 of them the first 50 are fast tests, the rest slow ones. `FUZZ_MODELS=5000` runs more, `FUZZ_FIRST=17
+FUZZ_MODELS=1` one alone.
 """
 
 from __future__ import annotations
@@ -22,14 +23,23 @@ from recording import rows
 from torch import nn
 
 import statsbridge
+from statsbridge.analyze.rules.words import FACTS, WORDS
 
-MODELS = int(os.environ.get("FUZZ_MODELS", "300"))
+USUAL = 300
+MODELS = int(os.environ.get("FUZZ_MODELS", USUAL))
 FIRST = int(os.environ.get("FUZZ_FIRST", "0"))
 IN_ONE_TEST = 25
+FAST = 50
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("first", range(FIRST, FIRST + MODELS, IN_ONE_TEST))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=[pytest.mark.slow] if MODELS == USUAL and first >= FAST else [])
+        for first in range(FIRST, FIRST + MODELS, IN_ONE_TEST)
+    ],
+)
 def test_random_models_in_random_loops(first: int, tmp_path: Path) -> None:
     found: Counter[str] = Counter()
     for seed in range(first, min(first + IN_ONE_TEST, FIRST + MODELS)):
@@ -68,7 +78,8 @@ def check_seed(seed: int, folder: Path, found: Counter[str]) -> None:
     path = runs[0].path
     assert path is not None
     data = statsbridge.load(path)
-    assert [e["kind"] for e in data.events.to_pylist()] == []
+    # Random models have frozen, unused and unreached parts; whether they train well is not asked here.
+    assert {e["kind"] for e in data.events.to_pylist()} <= FACTS | WORDS.keys() | {"burst"}
     check_joins(data)
     expected = oracle_steps(loop, steps)
     if expected is None:

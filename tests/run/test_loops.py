@@ -230,7 +230,7 @@ def scaled(fused: bool) -> Callable[[Start, Told], nn.Module]:
             x = batch()
             if step == 2:
                 told.status[step, "parameter_grad", "second", "weight"] = "step_skipped"
-                told.kinds.add("optimizer_step_skipped")
+                told.kinds |= {"optimizer_step_skipped", "nonfinite_loss_outside"}
             else:
                 told.hand(step, model, x, mean_square)
             loss = mean_square(model(x)) * (float("inf") if step == 2 else 1.0)

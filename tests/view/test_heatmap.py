@@ -10,7 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from statsbridge.view.heatmap import HeatMapRow, heat_map, unit
+from statsbridge.view.heatmap import HeatMapRow, heat_map
+from statsbridge.view.style import unit
 
 
 def draw(low: Any, high: Any = None, nonfinite: Any = None, **arguments: Any) -> go.Figure:

@@ -1,0 +1,41 @@
+"""The rules: each looks at one step after the other and says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..thresholds import Thresholds
+from .accumulation import Accumulation
+from .activations import ActivationScale, DeadUnits, Saturation, StaleOutputs
+from .facts import Facts, SkippedSteps
+from .gradients import GradientAlongDepth, GradientSize
+from .loss import InitialLoss, LossCourse, LossSpike
+from .nonfinite import NonFinite
+from .norms import GradientNormGrowth
+from .reach import NoGradient, NoOptimizer
+from .step import Rule
+from .underflow import Underflow
+from .updates import UpdateMissing, UpdateTooLarge
+
+#: What makes each rule from the limits.
+RULES: tuple[Callable[[Thresholds], Rule], ...] = (
+    NonFinite,
+    DeadUnits,
+    ActivationScale,
+    Saturation,
+    StaleOutputs,
+    GradientSize,
+    GradientAlongDepth,
+    GradientNormGrowth,
+    Accumulation,
+    Underflow,
+    UpdateTooLarge,
+    UpdateMissing,
+    NoGradient,
+    NoOptimizer,
+    Facts,
+    SkippedSteps,
+    LossSpike,
+    LossCourse,
+    InitialLoss,
+)

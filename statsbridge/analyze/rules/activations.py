@@ -1,0 +1,250 @@
+"""Outputs that are dead, saturated, exploding or all alike, or that do not follow their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..thresholds import Thresholds
+from .known import Flags, Floats
+from .memory import Memory, Streak
+from .step import Hits, Rows, Step, shown
+
+RELU_LIKE = frozenset({"ReLU", "ReLU6", "Threshold"})
+_SIGMOID, _TANH = frozenset({"Sigmoid"}), frozenset({"Tanh"})
+# A module that puts out the same everywhere on purpose, or zeros for units that it drops.
+_ALIKE_BY_DESIGN = frozenset({"Identity", "Flatten", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"})
+#: Wholly dead from one sample to the next is no accident of a batch.
+_ALL = 0.999
+
+
+class DeadUnits:
+    """ReLU outputs that are zero, in units that get no gradient: the zeros of a sparse network are not dead.
+
+    A unit whose bias (or weights, where there is no bias) gets a gradient of exactly 0 is off for every sample of
+    the batch. That units of share z zeros are all off by chance for n samples has the probability z^n.
+    """
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._first = Memory(np.nan)
+        self._warning, self._critical, self._all = Streak(), Streak(), Streak()
+
+    def look(self, step: Step) -> Iterator[Hits]:
+        if step.rows is None:
+            return
+        rows = step.leaves("activation")
+        rows = rows.where(step.known.of_types(rows.ids, RELU_LIKE))
+        if not len(rows):
+            return
+        limits, zeros = self._limits, rows["zero_fraction"]
+        dead, chance = _dead_fraction(rows, step)
+        known = ~np.isnan(dead)
+        share = np.where(known, np.fmin(dead, zeros), zeros)
+        first = self._first[rows.ids]
+        self._first.set(rows.ids, np.where(np.isnan(first), share, first))
+        worse = share >= np.where(np.isnan(first), np.inf, first) + limits.zero_fraction_growth
+        sure = known & (dead >= (1 + chance) / 2)
+        critical = sure & (share > limits.zero_fraction_critical)
+        warning = (sure & (share > limits.zero_fraction) & worse) | critical
+        warning |= ~known & (zeros > limits.zero_fraction_critical) & worse
+        everything = (zeros >= _ALL) & (sure | ~known)
+        whole = self._all.update(rows.ids, everything, step.step, 2)
+        for severity, streak, holds, threshold in (
+            ("critical", self._critical, critical, limits.zero_fraction_critical),
+            ("warning", self._warning, warning, limits.zero_fraction),
+        ):
+            found = streak.update(rows.ids, holds, step.step, limits.persistence)
+            found |= whole if severity == "critical" else False
+            if found.any():
+                since = np.where(whole[found], self._all.since(rows.ids[found]), streak.since(rows.ids[found]))
+                yield Hits(
+                    "dead_units",
+                    severity,  # type: ignore[arg-type]
+                    rows.ids[found],
+                    share[found],
+                    since,
+                    threshold,
+                    lambda name, identity, value, threshold=threshold: (  # type: ignore[misc]
+                        f"{value:.1%} of the units of {shown(name)} are dead: always 0, without gradient "
+                        f"(limit {threshold:.0%})"
+                    ),
+                )
+
+
+def _dead_fraction(rows: Rows, step: Step) -> tuple[Floats, Floats]:
+    """Of each ReLU the share of units without gradient in the layer before it, and what chance would make of it.
+
+    NaN where that layer is not known: it is the one with parameters that was called last before, one depth below.
+    """
+    known, grads = step.known, step.site("parameter_grad")
+    dead, chance = np.full(len(rows), np.nan), np.zeros(len(rows))
+    grads = grads.where(grads.measured)
+    if not len(grads):
+        return dead, chance
+    order = np.lexsort((~known.biases(grads.ids), known.order[grads.ids]))
+    grads = grads.where(order)
+    _, place = np.unique(known.module[grads.ids], return_index=True)
+    place = place[np.argsort(known.order[grads.ids[place]], kind="stable")]
+    feeders = grads.where(place)
+    before = np.searchsorted(known.order[feeders.ids], known.order[rows.ids]) - 1
+    feeder = feeders.ids[np.maximum(before, 0)]
+    fits = (before >= 0) & (known.depth[feeder] == known.depth[rows.ids] - 1)
+    dead[fits] = feeders["zero_fraction"][before[fits]]
+    bias = fits & known.biases(feeder)
+    units = feeders["count"][np.maximum(before, 0)]
+    samples = np.where(bias, rows["count"] / np.maximum(units, 1), 1e9)
+    chance = np.where(rows["zero_fraction"] >= 1, 0.0, rows["zero_fraction"] ** samples)
+    return dead, chance
+
+
+class ActivationScale:
+    """Outputs that explode, in the course of training or along depth, and outputs that are all alike."""
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._first = Memory(np.nan)
+        self._large, self._huge, self._alike = Streak(), Streak(), Streak()
+
+    def look(self, step: Step) -> Iterator[Hits]:
+        if step.rows is None:
+            return
+        rows = step.leaves("activation")
+        if not len(rows):
+            return
+        yield from self._exploding(rows, step)
+        yield from self._collapsed(rows, step)
+
+    def _exploding(self, rows: Rows, step: Step) -> Iterator[Hits]:
+        limits, size = self._limits, rows["abs_mean"]
+        first = self._first[rows.ids]
+        first = np.where(np.isnan(first), size, first)
+        self._first.set(rows.ids, first)
+        shallow = step.known.places(rows.ids)[0]
+        # What comes in may be large already; then the first module is too.
+        reference = np.full(len(rows), max(1.0, float(size[shallow])))
+        reference[step.known.depth[rows.ids] <= step.known.depth[rows.ids[shallow]]] = 1.0
+        grown = (size > limits.activation_mean) & (first > 0)
+        factor = np.maximum(size / reference, np.where(grown, size / np.maximum(first, 1e-3), 0))
+        for severity, streak, limit in (
+            ("critical", self._huge, limits.activation_growth_critical),
+            ("warning", self._large, limits.activation_growth),
+        ):
+            found = streak.update(rows.ids, factor > limit, step.step, 2)
+            if found.any():
+                yield Hits(
+                    "exploding_activation",
+                    severity,  # type: ignore[arg-type]
+                    rows.ids[found],
+                    size[found],
+                    streak.since(rows.ids[found]),
+                    limit,
+                    lambda name, identity, value, limit=limit: (  # type: ignore[misc]
+                        f"the output of {shown(name)} has a mean magnitude of {value:.3g}: more than {limit:g} times "
+                        "what it was at first, or what the first module puts out"
+                    ),
+                )
+
+    def _collapsed(self, rows: Rows, step: Step) -> Iterator[Hits]:
+        limits = self._limits
+        exempt = step.known.of_types(rows.ids, RELU_LIKE | _ALIKE_BY_DESIGN) | (rows["count"] < 2)
+        alike = ~exempt & (rows["std"] < limits.activation_std)
+        found = self._alike.update(rows.ids, alike, step.step, limits.persistence)
+        if found.any():
+            yield Hits(
+                "collapsed_activation",
+                "critical",
+                rows.ids[found],
+                rows["std"][found],
+                self._alike.since(rows.ids[found]),
+                limits.activation_std,
+                lambda name, identity, value: (
+                    f"all elements of the output of {shown(name)} are alike: their standard deviation is {value:.2g} "
+                    f"(limit {limits.activation_std:g})"
+                ),
+            )
+
+
+class Saturation:
+    """Sigmoid and tanh where they are flat: the mean of their derivative against its maximum.
+
+    σ' = σ(1 − σ) has the mean μ − μ² − s² for outputs of mean μ and standard deviation s, at most 1/4; tanh' = 1 −
+    tanh² has 1 − μ² − s², at most 1. The model's last module is left out: there it is how a classifier is sure.
+    """
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._flat = Streak()
+
+    def look(self, step: Step) -> Iterator[Hits]:
+        if step.rows is None:
+            return
+        rows, known = step.leaves("activation"), step.known
+        sigmoid, tanh = known.of_types(rows.ids, _SIGMOID), known.of_types(rows.ids, _TANH)
+        if not (sigmoid.any() or tanh.any()):
+            return
+        square = rows["mean"] ** 2 + rows["std"] ** 2
+        slope = np.where(sigmoid, 4 * (rows["mean"] - square), 1 - square)
+        inner = known.depth[rows.ids] < known.deepest(rows.ids)
+        limit = self._limits.saturation_slope
+        flat = (sigmoid | tanh) & inner & (slope < limit)
+        found = self._flat.update(rows.ids, flat, step.step, self._limits.persistence)
+        if found.any():
+            yield Hits(
+                "saturated",
+                "warning",
+                rows.ids[found],
+                slope[found],
+                self._flat.since(rows.ids[found]),
+                limit,
+                lambda name, identity, value: (
+                    f"{shown(name)} ({known.type_name(identity)}) is saturated: its mean slope is "
+                    f"{max(value, 0):.2%} of the largest possible (limit {limit:.0%})"
+                ),
+            )
+
+
+class StaleOutputs:
+    """Outputs that repeat bit for bit although the module's own weights move."""
+
+    _STATISTICS = ("mean", "std", "l2", "min", "max")
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._outputs = {name: Memory(np.nan) for name in self._STATISTICS}
+        self._weights = {name: Memory(np.nan) for name in ("mean", "std", "l2")}
+        self._repeats = Streak()
+
+    def look(self, step: Step) -> Iterator[Hits]:
+        if step.rows is None:
+            return
+        known, rows = step.known, step.leaves("activation")
+        parameters = step.site("parameter")
+        same = _unchanged(rows, self._outputs) & (rows["std"] > 0)
+        moved = parameters.where(parameters.measured & ~_unchanged(parameters, self._weights, fresh=True))
+        moving = np.isin(known.module[rows.ids], known.module[moved.ids])
+        found = self._repeats.update(rows.ids, same & moving, step.step, self._limits.persistence)
+        if found.any():
+            yield Hits(
+                "stale_outputs",
+                "warning",
+                rows.ids[found],
+                rows["l2"][found],
+                self._repeats.since(rows.ids[found]),
+                None,
+                lambda name, identity, value: (
+                    f"the output of {shown(name)} repeats bit for bit (l2 norm {value:.6g}) while its own weights move"
+                ),
+            )
+
+
+def _unchanged(rows: Rows, memories: dict[str, Memory], *, fresh: bool = False) -> Flags:
+    """Whether each row's statistics are those of the sample before; `fresh` for one that has none."""
+    same, new = np.ones(len(rows), bool), np.zeros(len(rows), bool)
+    for name, memory in memories.items():
+        before = memory[rows.ids]
+        same &= before == rows[name]
+        new |= np.isnan(before)
+        memory.set(rows.ids, rows[name])
+    return np.where(new, fresh, same)

@@ -1,0 +1,100 @@
+"""The norm of all gradients over the steps: growth, and where to clip it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..thresholds import Thresholds
+from .loss import RunningMedian
+from .step import Alarm, Step
+
+_WINDOW = 50
+_LEAST = 20
+_IN_A_ROW = 3
+_KEPT = 4096  # norms; where there are more, every second one, every fourth, …
+_PERCENTILE = 95.0
+#: The usual value, where a run has no healthy part to take one from.
+_USUAL_CLIP = 1.0
+
+
+def norm_of(step: Step) -> float | None:
+    """The norm before clipping, where it is known."""
+    return step.scalars.get("grad_norm", step.scalars.get("grad_norm_applied"))
+
+
+class GradientNorms:
+    """The norms of a run, thinned out evenly as they become many, and what clipping would have done to them."""
+
+    def __init__(self) -> None:
+        self._norms: list[tuple[int, float]] = []
+        self._stride, self._passed = 1, 0
+
+    def add(self, step: Step) -> None:
+        norm = norm_of(step)
+        if norm is None:
+            return
+        if self._passed % self._stride == 0:
+            self._norms.append((step.step, norm))
+            if len(self._norms) > _KEPT:
+                self._norms, self._stride = self._norms[::2], 2 * self._stride
+        self._passed += 1
+
+    def suggestion(self, onset: int) -> str | None:
+        """A value to clip at, from the steps before `onset`, and how many steps it would have clipped.
+
+        The 95th percentile of the finite norms before; 1, the usual value, where fewer than ten are known.
+        """
+        if not self._norms:
+            return None
+        norms = np.array([norm for _, norm in self._norms])
+        before = np.array([norm for step, norm in self._norms if step < onset and math.isfinite(norm)])
+        if len(before) >= 10:
+            value, why = float(np.percentile(before, _PERCENTILE)), f"95 % of the {len(before)} norms before lie below"
+        else:
+            value, why = _USUAL_CLIP, "the usual value; there was no healthy part to take one from"
+        # A NaN cannot be clipped.
+        clipped = int((norms > value).sum()) * self._stride
+        about = "about " if self._stride > 1 else ""
+        return (
+            f"clip the gradient norm at {value:.3g} ({why}): {about}{clipped} of {self._passed} steps would have been "
+            "clipped"
+        )
+
+
+class GradientNormGrowth:
+    """A gradient norm far above its running median: once is a warning, three times in a row is an explosion."""
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limit = limits.gradient_norm_growth
+        self._running = RunningMedian(_WINDOW)
+        self._start: float | None = None
+        self._in_a_row = 0
+        self._since = 0
+
+    def look(self, step: Step) -> Iterator[Alarm]:
+        norm = norm_of(step)
+        if norm is None or not math.isfinite(norm):
+            return
+        if len(self._running) < _LEAST:
+            self._running.add(norm)
+            return
+        median = self._running.median
+        self._start = median if self._start is None else self._start
+        if norm <= self._limit * max(median, self._start * 0.01) or norm <= self._start:
+            self._in_a_row = 0
+            self._running.add(norm)
+            return
+        self._since = self._since if self._in_a_row else step.step
+        self._in_a_row += 1
+        yield Alarm(
+            "exploding_gradient",
+            "critical" if self._in_a_row >= _IN_A_ROW else "warning",
+            self._since,
+            f"the gradient norm is {norm:.3g}, and {median:.3g} was its median before: more than {self._limit:g} times "
+            "as much",
+            value=norm,
+            threshold=self._limit * median,
+        )

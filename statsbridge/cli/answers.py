@@ -1,0 +1,79 @@
+"""Rows of an answer as a table, JSON, CSV or Markdown."""
+
+import datetime
+import decimal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from .output import Column, as_csv, as_json, number, one_line, page, print_line, print_table, show_page
+
+FORMATS = ("table", "json", "csv", "markdown")
+#: Rows of a table in a terminal; who wants more asks for fewer columns, a LIMIT, or CSV.
+ROWS_SHOWN = 200
+
+
+_PLAIN: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (datetime.date | datetime.time, lambda value: value.isoformat()),
+    (datetime.timedelta, lambda value: value.total_seconds()),
+    (decimal.Decimal, lambda value: int(value) if value == value.to_integral_value() else float(value)),
+    (bytes, lambda value: value.hex()),
+)
+
+
+def plain(value: Any) -> Any:
+    """A value of an Arrow table as JSON and CSV have it: times in ISO 8601, whole decimals as integers."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    for kind, change in _PLAIN:
+        if isinstance(value, kind):
+            return change(value)
+    return value
+
+
+def write_rows(header: Sequence[str], rows: Sequence[Sequence[Any]], output: str) -> None:
+    """Write rows of plain values in one of `FORMATS`, the table cut where nobody could read it."""
+    if output == "json":
+        sys.stdout.write(as_json([dict(zip(header, row, strict=True)) for row in rows]) + "\n")
+    elif output == "csv":
+        sys.stdout.write(as_csv(header, rows))
+    elif output == "markdown":
+        sys.stdout.write("\n".join(markdown_table(header, rows)) + "\n")
+    else:
+        console = page()
+        shown = rows[:ROWS_SHOWN]
+        left_out = print_table(console, [_column(name, [row[at] for row in shown]) for at, name in enumerate(header)])
+        if len(rows) > len(shown):
+            text = f"and {len(rows) - len(shown)} more rows: --format csv has them all"
+            print_line(console, text, "missing")
+        if left_out:
+            print_line(console, f"left out at this width: {', '.join(left_out)} (piped output has it all)")
+        show_page(console)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table; no cell can break out of it."""
+    lines = [header, ["---"] * len(header), *([text(value) for value in row] for row in rows)]
+    return ["| " + " | ".join(markdown_text(cell) for cell in line) + " |" for line in lines]
+
+
+def markdown_text(words: str) -> str:
+    """Text from a run, as one line of Markdown that shows it and does not obey it."""
+    return "".join("\\" + letter if letter in "\\`*_{}[]<>|#" else letter for letter in one_line(words))
+
+
+def text(value: Any) -> str:
+    """A value for a cell that people read."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
+def _column(name: str, values: Sequence[Any]) -> Column:
+    right = all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
+    cells = [(text(value), "") for value in values]
+    return Column(name, cells, "right" if right else "left", folds=not right)

@@ -1,0 +1,148 @@
+"""A block after which model, optimizers, random generators and loaders are exactly as they were before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ..collect.suspended import suspended
+from ..collect.untouched import untouched
+from ..errors import ConfigError
+
+
+@contextmanager
+def preserved(model: nn.Module, *optimizers: Optimizer, also: Iterable[Any] = ()) -> Iterator[None]:
+    """Whatever runs inside, afterwards all is as it was before, to the bit: also where it raises or is interrupted.
+
+    Put back are, of the model and of every module in `also`: its parameters (the same objects), buffers, other
+    tensors and attributes, the training mode of each of its modules, `requires_grad`, and the gradients (the same
+    tensors, or None), which are away inside the block. Of the optimizers: their state, parameter groups and
+    attributes. Of the process: the random generators of Python, NumPy and torch, on all devices in use. `also` may
+    hold further modules, generators (torch's or NumPy's), DataLoaders (whose generators and workers are kept) and
+    batches, whose tensors are put back.
+
+    No open run records what happens inside, in this thread. One copy of all those tensors is held meanwhile. Use it
+    between training steps: a backward pass through a graph made before the block may find its tensors changed.
+
+    Raises ConfigError where the model is no module, or has parameters whose shape is not known yet.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}: give a torch.nn.Module")
+    others = list(also)
+    modules = [model, *(other for other in others if isinstance(other, nn.Module))]
+    for module in modules:
+        lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
+        if lazy:
+            raise ConfigError(f"{lazy[0]} has no shape yet: call the model once with a batch before this test")
+    held = [parameter for optimizer in optimizers for parameter in _parameters(optimizer)]
+    states = [[list(optimizer.state.values()), optimizer.param_groups] for optimizer in optimizers]
+    rest = [other for other in others if not isinstance(other, (nn.Module, DataLoader))]
+    # One container of all of them, so that what they share is copied once.
+    together = nn.ModuleList(modules)
+    with ExitStack() as stack:
+        stack.enter_context(suspended())
+        _keep_generators(stack, others)
+        stack.enter_context(untouched(together, [states, rest]))
+        stack.enter_context(_requirements([*together.parameters(), *held]))
+        for part in together.modules():
+            # Those of a ScriptModule are no attributes of its own.
+            stack.callback(setattr, part, "training", part.training)
+        for optimizer in optimizers:
+            stack.enter_context(_optimizer(optimizer))
+        for loader in (other for other in others if isinstance(other, DataLoader)):
+            stack.enter_context(_workers(loader))
+        yield
+
+
+@contextmanager
+def same_chance(*others: Any) -> Iterator[None]:
+    """The random generators of the process, and those of loaders and generators given, are as before afterwards."""
+    drawn_from = (DataLoader, torch.Generator, np.random.Generator)
+    with preserved(nn.Module(), also=[other for other in others if isinstance(other, drawn_from)]):
+        yield
+
+
+def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """The generators that a loader, its sampler and its batch sampler draw from."""
+    batches = getattr(loader, "batch_sampler", None)
+    places = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = (getattr(place, "generator", None) for place in places)
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _keep_generators(stack: ExitStack, others: list[Any]) -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
+    for other in others:
+        for generator in generators_of(other) if isinstance(other, DataLoader) else [other]:
+            if isinstance(generator, torch.Generator):
+                stack.callback(generator.set_state, generator.get_state())
+            elif isinstance(generator, np.random.Generator):
+                stack.callback(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+
+
+@contextmanager
+def _requirements(parameters: list[torch.Tensor]) -> Iterator[None]:
+    """`requires_grad`, and the gradients of parameters that are no module's."""
+    before = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, needed, gradient in before:
+            parameter.requires_grad_(needed)
+            parameter.grad = gradient
+
+
+@contextmanager
+def _optimizer(optimizer: Optimizer) -> Iterator[None]:
+    """What an optimizer holds; the values of the tensors in its state are kept elsewhere."""
+    attributes = dict(vars(optimizer))
+    state = [(parameter, values, _shallow(values)) for parameter, values in optimizer.state.items()]
+    groups = [(group, dict(group), list(group["params"])) for group in optimizer.param_groups]
+    states, listed = optimizer.state, optimizer.param_groups
+    try:
+        yield
+    finally:
+        vars(optimizer).clear()
+        vars(optimizer).update(attributes)
+        states.clear()
+        for parameter, values, content in state:
+            if isinstance(values, dict):
+                values.clear()
+                values.update(content)
+            states[parameter] = values
+        listed[:] = [group for group, _, _ in groups]
+        for group, content, parameters in groups:
+            group.clear()
+            group.update(content)
+            group["params"][:] = parameters
+
+
+def _shallow(values: Any) -> Any:
+    return dict(values) if isinstance(values, dict) else values
+
+
+@contextmanager
+def _workers(loader: DataLoader[Any]) -> Iterator[None]:
+    """Persistent workers in the middle of an epoch go on where they were: the block gets workers of its own."""
+    before = loader._iterator
+    loader._iterator = None
+    try:
+        yield
+    finally:
+        loader._iterator = before

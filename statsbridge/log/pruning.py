@@ -1,0 +1,229 @@
+"""Reading only what is asked for of a large `stats` table: some modules, sites, steps and columns of it.
+
+Row groups whose extremes say that nothing in them is wanted are passed over, and of the others first the columns that
+decide. Merged parts are sorted by module, so one module's rows are a small read.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..errors import DamagedPart
+from .attempts import Superseded
+from .parts import Part, refuse_newer
+from .schema import SCHEMAS, SITES, VERSION_KEY
+
+_TABLE = "stats"
+_PRUNED = 1 << 16  # rows of a part from which it is worth not to read the whole file
+_KNOWN_PARTS = 4096  # whose sites are known; a part never changes
+_AT_ONCE = 8  # row groups: what is in memory before it is filtered
+
+Flags = npt.NDArray[np.bool_]
+Steps = tuple[int | None, int | None]
+
+
+def is_small(part: Part) -> bool:
+    """Whether a part is read whole, whatever is asked for."""
+    return part.rows < _PRUNED
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether `name` is one of `patterns` or fits one of them as a glob."""
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Some rows and columns of `stats`.
+
+    `modules`, `sites`: names or globs, None for all. `steps`: first and last one, both included, None for no end.
+    `columns`: of `SCHEMAS["stats"]`; None for all.
+    """
+
+    modules: tuple[str, ...] | None = None
+    sites: tuple[str, ...] | None = None
+    steps: Steps = (None, None)
+    columns: tuple[str, ...] | None = None
+    _known: dict[tuple[str, str], bool] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are read."""
+        return SCHEMAS[_TABLE].names if self.columns is None else list(self.columns)
+
+    def read(self, part: Part) -> pa.Table:
+        """The wanted rows of one part. Raises DamagedPart where it cannot be read, SchemaTooNew."""
+        with _opened(part) as file:
+            groups = [number for number in range(file.num_row_groups) if self._may_be_in(file.metadata, number)]
+            pieces = [self._read_groups(file, groups[at : at + _AT_ONCE]) for at in range(0, len(groups), _AT_ONCE)]
+            return pieces[0] if len(pieces) == 1 else pa.concat_tables([_empty(self.names), *pieces])
+
+    def filter(self, rows: pa.Table) -> pa.Table:
+        """The same of rows in memory, which have the columns module, site and step."""
+        keep = self._keep(rows)
+        return rows if keep is None or keep.all() else rows.filter(pa.array(keep))
+
+    def _read_groups(self, file: pq.ParquetFile, groups: Sequence[int]) -> pa.Table:
+        deciding = [name for name, asked in zip(("module", "site", "step"), self._asked(), strict=True) if asked]
+        there = set(file.schema_arrow.names)
+        others = [name for name in self.names if name in there and name not in deciding]
+        if file.metadata.num_rows < _PRUNED:
+            first = read = file.read(deciding + others, use_threads=False)
+        else:
+            first = read = file.read_row_groups(groups, deciding or others)
+        keep = self._keep(first)
+        if keep is not None and not keep.any():
+            return _empty(self.names)
+        if first.num_columns < len(deciding + others):
+            read = file.read_row_groups(groups, others)
+        columns = {name: (first if name in first.column_names else read)[name] for name in deciding + others}
+        table = pa.table([_column(columns, name, first.num_rows) for name in self.names], self.names)
+        return table if keep is None or keep.all() else table.filter(pa.array(keep))
+
+    def _asked(self) -> tuple[bool, bool, bool]:
+        return self.modules is not None, self.sites is not None, self.steps != (None, None)
+
+    def _keep(self, rows: pa.Table) -> Flags | None:
+        keep: Flags | None = None
+        for name, patterns in (("module", self.modules), ("site", self.sites)):
+            if patterns is not None:
+                found = self._matching(rows[name], name, patterns)
+                keep = found if keep is None else keep & found
+        for limit, compare in zip(self.steps, (np.greater_equal, np.less_equal), strict=True):
+            if limit is not None:
+                found = compare(pc.fill_null(rows["step"], np.iinfo(np.int64).min).to_numpy(), limit)
+                keep = found if keep is None else keep & found
+        return keep
+
+    def _matching(self, column: pa.ChunkedArray, name: str, patterns: Sequence[str]) -> Flags:
+        """Which rows fit: each name is looked at once, not each row."""
+        found = []
+        for chunk in column.chunks:
+            codes = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+            fits = np.array([self._fits(name, value, patterns) for value in codes.dictionary.to_pylist()] + [False])
+            found.append(fits[pc.fill_null(codes.indices, -1).to_numpy(zero_copy_only=False)])
+        return np.concatenate(found) if found else np.zeros(0, bool)
+
+    def _fits(self, name: str, value: str | None, patterns: Sequence[str]) -> bool:
+        known = self._known.get((name, value or ""))
+        if known is None:
+            known = self._known[name, value or ""] = value is not None and matches(value, patterns)
+        return known
+
+    def _may_be_in(self, metadata: pq.FileMetaData, group: int) -> bool:
+        for name, patterns in (("module", self.modules), ("site", self.sites)):
+            extremes = None if patterns is None else _extremes(metadata, group, name)
+            if patterns is not None and extremes is not None and not any(_reaches(one, *extremes) for one in patterns):
+                return False
+        first, last = self.steps
+        extremes = None if (first, last) == (None, None) else _extremes(metadata, group, "step")
+        if extremes is None:
+            return True
+        return (first is None or extremes[1] >= first) and (last is None or extremes[0] <= last)
+
+
+def sites_of(parts: Iterable[Part]) -> set[str]:
+    """The sites of all rows. Each part is looked at once, however often a run that grows is loaded.
+
+    Raises DamagedPart, SchemaTooNew.
+    """
+    return set().union(*map(_sites_in, parts))
+
+
+@lru_cache(maxsize=_KNOWN_PARTS)
+def _sites_in(part: Part) -> frozenset[str]:
+    """The sites of one part; a row group that can hold no further one is not read."""
+    found: set[str] = set()
+    with _opened(part, whole=False) as file:
+        for group in range(file.num_row_groups):
+            extremes = _extremes(file.metadata, group, "site")
+            if extremes is None or any(extremes[0] <= site <= extremes[1] for site in set(SITES) - found):
+                found.update(file.read_row_group(group, ["site"], use_threads=False)["site"].unique().to_pylist())
+    return frozenset(found)
+
+
+def last_step(parts: Iterable[Part], sites: Sequence[str] | None, superseded: Superseded) -> int | None:
+    """The last step of some sites that counts, None where there is none; reads as little as it takes.
+
+    Raises DamagedPart, SchemaTooNew.
+    """
+    wanted = Wanted(sites=None if sites is None else tuple(sites), columns=("seq", "attempt", "step"))
+    places: list[tuple[int, Part, int]] = []
+    for part in parts:
+        with _opened(part, whole=False) as file:
+            for group in range(file.num_row_groups):
+                extremes = _extremes(file.metadata, group, "step")
+                if extremes is not None and wanted._may_be_in(file.metadata, group):
+                    places.append((extremes[1], part, group))
+    best: int | None = None
+    for at_most, part, group in sorted(places, key=lambda place: -place[0]):
+        if best is not None and at_most <= best:
+            break
+        with _opened(part, whole=False) as file:
+            found = pc.max(superseded.drop(wanted._read_groups(file, [group]))["step"]).as_py()
+        best = found if best is None else max(best, best if found is None else found)
+    return best
+
+
+def without_gaps(parts: Sequence[Part]) -> bool:
+    """Whether the parts of each rank, in order, hold each row once."""
+    ends: dict[int, int] = {}
+    for part in parts:
+        if part.first != ends.get(part.rank, 0):
+            return False
+        ends[part.rank] = part.last + 1
+    return True
+
+
+@contextmanager
+def _opened(part: Part, *, whole: bool = True) -> Iterator[pq.ParquetFile]:
+    """The part's file. A small one is read `whole` and its checksum verified; of others the pages that are read."""
+    try:
+        if whole and is_small(part):
+            data = part.path.read_bytes()
+            if zlib.crc32(data) != part.checksum:
+                raise DamagedPart(f"{part.name}: it is not what was written: its checksum is not the one in its name")
+            file = pq.ParquetFile(pa.BufferReader(data))
+        else:
+            file = pq.ParquetFile(part.path, page_checksum_verification=True)
+        refuse_newer(int((file.metadata.metadata or {})[VERSION_KEY]), part.name)
+        yield file
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise DamagedPart(f"{part.name}: {error}") from error
+
+
+def _column(columns: dict[str, Any], name: str, rows: int) -> pa.ChunkedArray:
+    kind = SCHEMAS[_TABLE].field(name).type
+    found = columns.get(name)
+    if found is None:
+        return pa.chunked_array([pa.nulls(rows, kind)])
+    return found if found.type == kind else found.cast(kind)
+
+
+def _empty(names: Sequence[str]) -> pa.Table:
+    return SCHEMAS[_TABLE].empty_table().select(list(names)).replace_schema_metadata(None)
+
+
+def _extremes(metadata: pq.FileMetaData, group: int, name: str) -> tuple[Any, Any] | None:
+    """Lowest and highest value of one column of a row group; None where the file does not say."""
+    statistics = metadata.row_group(group).column(metadata.schema.names.index(name)).statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    return statistics.min, statistics.max
+
+
+def _reaches(pattern: str, low: str, high: str) -> bool:
+    """Whether names from `low` to `high` may match `pattern`: some of them begin with what it begins with."""
+    beginning = pattern[: min([len(pattern), *(at for at in map(pattern.find, "*?[") if at >= 0)])]
+    exact = low <= pattern <= high
+    return exact or (high >= beginning and (low <= beginning or low.startswith(beginning)))

@@ -1,0 +1,324 @@
+"""`Run`: one recording. Nothing in a step raises, and nothing in it waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from ..collect.collector import Collector
+from ..collect.sampling import StepLabels
+from ..collect.scalars import PendingScalars, ScalarGroup, all_scalars, as_scalar
+from ..collect.shards import Part, Scalar
+from ..log.control import Wish
+from ..log.writer import Writer
+from ..reporting import Reporter
+from .figures import FigureLog
+from .live import Live
+from .schedule import Schedule
+from .window import step_tables
+
+if TYPE_CHECKING:
+    from ..mirror.mirrors import Mirrors
+
+#: How a logged number was made, where the user says so: a dashboard's "loss" can be any of the three.
+KINDS = ("batch", "epoch_mean", "recomputed")
+
+
+class Run:
+    """One recording. Made by `init()`; also a context manager that finishes at its end."""
+
+    def __init__(
+        self,
+        path: Path,
+        writer: Writer,
+        reporter: Reporter,
+        collector: Collector,
+        schedule: Schedule,
+        labels: StepLabels,
+        iteration: int,
+        mirrors: Sequence[Mirrors],
+        live: Live,
+        figures: FigureLog,
+    ) -> None:
+        self._path = path
+        self._mirrors = mirrors
+        self._writer = writer
+        self._reporter = reporter
+        self._collector = collector
+        self._schedule = schedule
+        self._labels = labels
+        self._live = live
+        self._figures = figures
+        self._iteration = iteration
+        self._scalars = PendingScalars(writer.submit)
+        self._clock = time.perf_counter()
+        self._finished = False
+        reporter.step = labels.start
+        self._full = False
+        if schedule.sampled(self._iteration):
+            self._open()
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of the run; None where `$STATSBRIDGE_DISABLED` is 1."""
+        return self._path
+
+    @property
+    def id(self) -> str | None:
+        """The run's id, the name of its folder; None where `$STATSBRIDGE_DISABLED` is 1."""
+        return self._path.name
+
+    def step(self, loss: object = None, *, step: int | None = None, **scalars: object) -> None:
+        """Close a training step: call it once for each optimizer step, after it.
+
+        Args:
+            loss: a float or a one-element tensor, which stays on its device; nothing waits for it.
+            step: the label of the step; must grow. Labels count up by themselves where None.
+            **scalars: further numbers of the step. `grad_norm`, what `clip_grad_norm_` returned, replaces the
+                norm seen by the optimizer; `samples` gives `samples_per_second`.
+
+        Never raises: what is wrong becomes a warning and an event.
+        """
+        if self._finished:
+            return
+        try:
+            self._close_step({} if loss is None else {"loss": loss}, step, scalars)
+        except Exception as error:
+            self._reporter.trouble("run.step", "", error)
+
+    def log(
+        self,
+        metrics: Mapping[str, object],
+        *,
+        step: int | None = None,
+        epoch: float | None = None,
+        kind: str | None = None,
+    ) -> None:
+        """Record numbers that close no step, such as `{"val/loss": value}`, at the last closed step.
+
+        Args:
+            metrics: name to float or one-element tensor.
+            step: the label to record them at, where it is not the last closed step's.
+            epoch: the epoch they belong to.
+            kind: how they were made: `"batch"`, `"epoch_mean"` or `"recomputed"`.
+
+        Never raises: what is wrong becomes a warning and an event.
+        """
+        if self._finished:
+            return
+        try:
+            label = self._labels.current if step is None else self._whole(step)
+            values = self._values(metrics, label)
+            if kind is not None and kind not in KINDS:
+                said = f"kind={kind!r} is none of {', '.join(KINDS)}; recorded without"
+                self._reporter.problem("bad_kind", said, step=label)
+                kind = None
+            number = as_scalar(epoch)
+            if not isinstance(number, float):
+                if epoch is not None:
+                    said = f"epoch={epoch!r} is no number; recorded without"
+                    self._reporter.problem("bad_epoch", said, step=label)
+                number = None
+            now = time.time_ns() // 1000
+            self._scalars.add(ScalarGroup(label, None, now, values, number, kind))
+        except Exception as error:
+            self._reporter.trouble("run.log", "", error)
+
+    def log_tensor(self, name: str, tensor: torch.Tensor | object, grad: bool = False) -> None:
+        """Record the statistics of any tensor as site `tensor`, and with `grad=True` its gradient's as `tensor_grad`.
+
+        Free on steps that are not sampled. Never raises, never keeps the tensor.
+        """
+        # In this order: compiled code is to depend on nothing of ours.
+        if torch.compiler.is_compiling() or self._finished:
+            return
+        try:
+            if isinstance(tensor, torch.Tensor):
+                self._collector.log_tensor(str(name), tensor, bool(grad))
+            else:
+                self._reporter.problem(
+                    "bad_tensor",
+                    f"log_tensor({name!r}): {type(tensor).__name__} is no torch.Tensor; not recorded",
+                    cause=f"bad_tensor {name}",
+                )
+        except Exception as error:
+            self._reporter.trouble("run.log_tensor", "", error)
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """A block round one training step that is compiled as a whole, or whose loss function is compiled.
+
+        On a sampled step everything in it runs eagerly, which is how its modules are seen; compiled code is neither
+        thrown away nor compiled again. On other steps it costs nothing but a look at the learning rates. A model
+        that is compiled itself, or in parts, needs no such block. `run.step()` comes after it. Never raises.
+        """
+        if torch.compiler.is_compiling() or self._finished:
+            return nullcontext()
+        return self._collector.sampling()
+
+    def log_figure(self, name: str, figure: object) -> None:
+        """Keep a Plotly figure, as it is now, with the run at the last closed step, and show it in the trackers.
+
+        It is converted to JSON here and now. It goes to no tracker where the run is restricted, or the policy hashes
+        names or limits fields: nobody can look into a picture. Never raises: what is wrong becomes a warning and an
+        event.
+        """
+        if self._finished:
+            return
+        try:
+            self._figures.log(str(name), figure, self._labels.current)
+        except Exception as error:
+            self._reporter.trouble("run.log_figure", "", error)
+
+    def note(self, text: str) -> None:
+        """Record a remark at the last closed step (the first one's label before), as an event of kind `note`."""
+        if not self._finished:
+            self._reporter.event("note", str(text), severity="info", step=self._labels.current)
+
+    def finish(self, timeout: float = 60) -> None:
+        """Remove every hook, write all that waits, let the mirrors catch up and close the run.
+
+        Waits at most `timeout` seconds in all. What a tracker has not got by then is on disk, and a warning
+        says how to deliver it later.
+        """
+        self._finish("finished", timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish("finished" if kind is None else "failed", 60)
+
+    # ------------------------------------------------------------------ inside
+
+    def _close_step(self, loss: dict[str, object], given: object, extra: dict[str, object]) -> None:
+        now, clock = time.time_ns() // 1000, time.perf_counter()
+        seconds, self._clock = clock - self._clock, clock
+        iteration, self._iteration = self._iteration, self._iteration + 1
+        label, wrong = self._labels.next(given)
+        self._reporter.step = label
+        if wrong:
+            self._reporter.problem("bad_step_label", f"{wrong}; recorded as step {label}")
+        values = self._values({**loss, **extra}, label)
+        seen, may_close = self._collector.end_step()
+        group = ScalarGroup(label, iteration, now, all_scalars(seen, seconds, values))
+        if may_close:
+            self._submit_window(group)
+        else:
+            self._scalars.add(group)
+        self._reporter.step = self._labels.expected
+        if self._collector.is_open:
+            return
+        self._heed()
+        if self._schedule.sampled(self._iteration):
+            self._open()
+
+    def _heed(self) -> None:
+        """Between two steps: change the sampling, where its time is over or the writer's thread asks for it."""
+        schedule, live = self._schedule, self._live
+        if schedule.go_back(self._iteration):
+            self._collector.choose_sites(schedule.now.sites)
+            self._reporter.event("sampling_changed", f"as before: {schedule.now}", severity="info")
+        while live.orders:
+            order = live.orders.popleft()
+            if isinstance(order, Wish):
+                before = schedule.now
+                schedule.grant(order, self._iteration)
+                self._collector.choose_sites(schedule.now.sites)
+                said = f"{order} (before: {before}); asked by {order.asked_by or 'somebody'}"
+                self._reporter.event("sampling_changed", said, severity="info")
+            elif steps := schedule.burst(self._iteration):
+                said = f"the next {steps} steps are sampled, because of {order.kind} at step {order.step}"
+                self._reporter.event("burst", said, severity="info", value=float(steps))
+
+    def _open(self) -> None:
+        if self._writer.full:
+            if not self._full:
+                self._full = True
+                self._reporter.problem(
+                    "record_full",
+                    "the record has reached max_bytes: no statistics are collected from here on; training and its "
+                    "scalars go on. Sample less often (every=), or less (sites=, modules=), or allow more",
+                )
+            return
+        if not self._collector.stuck:
+            self._collector.open()
+            return
+        self._reporter.problem(
+            "step_not_sampled",
+            "the background thread does not keep up (is the disk hanging?): this step was not sampled, so that "
+            "memory stays bounded",
+        )
+
+    def _submit_window(self, group: ScalarGroup) -> None:
+        """End the sampled step; the writer's thread makes all its tables at once."""
+        numbers, rows = self._collector.close()
+        calls = self._collector.changed_calls()
+        self._scalars.seal()
+        work = partial(step_tables, group, calls, numbers, self._reporter)
+        if not self._writer.submit(work, rows=rows, urgent=self._collector.behind):
+            self._collector.refused()
+
+    def _values(self, given: Mapping[str, object], step: int) -> dict[str, Scalar | Part]:
+        values: dict[str, Scalar | Part] = {}
+        for name, value in given.items():
+            scalar = as_scalar(value)
+            if scalar is None:
+                self._reporter.problem(
+                    "bad_scalar",
+                    f"{name}={value!r:.80} is no single number ({type(value).__name__}): give a float or a "
+                    "one-element tensor (of a DTensor its full_tensor()); not recorded",
+                    cause=f"bad_scalar {name}",
+                    step=step,
+                )
+            else:
+                values[str(name)] = scalar
+        return values
+
+    def _whole(self, step: object) -> int:
+        label, wrong = StepLabels(self._labels.current).next(step)
+        if wrong:
+            self._reporter.problem("bad_step_label", f"run.log: {wrong}; recorded at step {label}", step=label)
+        return label
+
+    def _finish(self, state: str, timeout: float) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        try:
+            self._collector.abandon()
+        except Exception as error:
+            self._reporter.trouble("run.finish", "", error)
+        self._reporter.count_the_rest()
+        deadline = time.monotonic() + timeout
+        if not self._writer.close(timeout, state):
+            lost = sum(self._writer.dropped.values())
+            self._reporter.warn(
+                f"not everything could be written to {self._path} within {timeout:g} s"
+                + (f": {lost} rows were dropped" if lost else "")
+            )
+        for mirrors in self._mirrors:
+            mirrors.finish(max(deadline - time.monotonic(), 0), state)
+
+
+class DisabledRun(Run):
+    """A run that does nothing, for `$STATSBRIDGE_DISABLED=1`."""
+
+    def __init__(self) -> None:
+        self._finished = True
+
+    @property
+    def path(self) -> None:
+        """There is no folder."""
+
+    @property
+    def id(self) -> None:
+        """There is no run."""

@@ -1,0 +1,258 @@
+"""The page put together: Dash, the guard before it, and its answers to what the browser asks."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError, StatsBridgeError
+from . import lists, tabs
+from .diagnoses import Diagnoses
+from .facts import Facts, StepsOfParts, statistics_of
+from .layout import layout
+from .library import Library, Recent
+from .security import Guard
+from .state import State, parse
+from .tree import grow
+from .wiring import connect
+
+_KEPT_DRAWINGS = 16
+_KEPT_FACTS = 32
+_USUAL_WIDTH = 1000
+_PATIENCE = 5.0
+"""What took a while to draw is drawn again, while the run goes on, only after so many times that while."""
+
+
+class Page:
+    """One page over the runs of a folder. `server`: the WSGI application. `guard`: holds the token of its address.
+
+    Raises ConfigError, with the extra to install, where Dash or its Mantine components are missing.
+    """
+
+    def __init__(self, folder: Path, guard: Guard | None = None) -> None:
+        try:
+            import dash
+            import dash_mantine_components  # noqa: F401 - its scripts are served once it was imported
+            from flask import Flask
+        except ImportError as error:
+            raise ConfigError(f"{error.name} is not installed: pip install 'statsbridge[view]'") from error
+        self.library = Library(folder)
+        self.guard = guard or Guard()
+        self.diagnoses = Diagnoses()
+        self._facts: Recent[tuple[str, str], Facts] = Recent(_KEPT_FACTS)
+        self._steps = StepsOfParts()
+        self._drawings: Recent[tuple[Any, ...], list[Any]] = Recent(_KEPT_DRAWINGS)
+        self.server = Flask("statsbridge")
+        self.guard.install(self.server)
+        app: Any = dash.Dash(
+            "statsbridge",
+            server=self.server,  # type: ignore[arg-type]
+            assets_folder=str(Path(__file__).parent / "assets"),
+            assets_external_path="",
+            serve_locally=True,
+            title="statsbridge",
+            update_title="",
+            enable_mcp=False,
+            index_string=_INDEX,
+        )
+        app.layout = layout(self.guard.token)
+        connect(app, self)
+        self.guard.scripts = tuple(app.csp_hashes())
+
+    def prepare(self, run: str) -> None:
+        """Begin, in the background, with what the first answers need: the browser takes a second to ask.
+
+        `run`: the one that is shown first, "" for the list of runs.
+        """
+        threading.Thread(target=self._prepare, args=(run,), daemon=True, name="prepare").start()
+
+    def _prepare(self, run: str) -> None:
+        self.contents(State(run=run).address(), dark=False, width=_USUAL_WIDTH)
+        facts = _unless_refused(lambda: self.open(run)[2] if run else None, None)
+        if facts is not None:
+            for known in ("modules", "scalars", "sites", "steps"):
+                _unless_refused(partial(getattr, facts, known), None)
+
+    def open(self, run: str) -> tuple[Any, str, Facts]:
+        """A run, its version, and its choices, as it is now. Raises LogError where it is none of those listed."""
+        data, version = self.library.open(run)
+        facts = self._facts.get((run, version))
+        if facts is None:
+            facts = Facts(data, self._steps)
+            self._facts.put((run, version), facts)
+        return data, version, facts
+
+    def version(self, run: str) -> str:
+        """A text that changes whenever there is something new to show of the run; of the list of runs for ""."""
+        if not run:
+            return "|".join(f"{one}:{self.library.version(one)}" for one in self.library.ids())
+        return f"{self.library.version(run)}/{self.diagnoses.serial}"
+
+    def contents(self, query: str, *, dark: bool, width: int) -> list[Any]:
+        """What the page shows at an address, without its frame. What cannot be shown is said."""
+        state, problems = parse(query)
+        notes = [lists.message(said, name=f"problem-{number}", colour="orange") for number, said in enumerate(problems)]
+        try:
+            if not state.run:
+                return notes + lists.runs(self.library.listing(), str(self.library.folder))
+            return notes + self._tab(state, dark, width)
+        except StatsBridgeError as error:
+            return [*notes, lists.message(str(error), name="refused", colour="red")]
+        except Exception as error:  # a page that says what is wrong is worth more than one that does nothing
+            traceback.print_exc(file=sys.stderr)
+            return [*notes, lists.message(f"an error of the page's own: {error!r}", name="broken", colour="red")]
+
+    def _tab(self, state: State, dark: bool, width: int) -> list[Any]:
+        data, version, facts = self.open(state.run)
+        diagnosis = self.diagnoses.of(data, version)
+        wanted = [run for run in state.runs if run != state.run] if state.tab == "compare" else []
+        others = [self.library.open(run) for run in wanted]
+        key = (version, diagnosis, state, dark, width, *(known for _, known in others))
+        drawn = self._drawings.get(key)
+        if drawn is None:
+            view = tabs.View(
+                data=data,
+                facts=facts,
+                state=state,
+                diagnosis=diagnosis,
+                others=[other for other, _ in others],
+                dark=dark,
+                width=width,
+            )
+            drawn = tabs.draw(view)
+            self._drawings.put(key, drawn)
+        return drawn
+
+    # The answers to the browser: one for each entry in `wiring.connect`.
+
+    def draw(self, place: dict[str, Any] | None, fresh: str | None, drawn: dict[str, Any] | None) -> Any:
+        """The contents, the place they are of, and their run, version, and when to look for something new."""
+        from dash import no_update
+
+        # What asked is not what counts: of two requests at once the browser forgets the answer to the first.
+        if place is None or (drawn is not None and drawn["place"] == place and drawn["version"] == fresh):
+            return no_update, no_update, no_update
+        began = time.monotonic()
+        run = parse(place["query"])[0].run
+        version = _unless_refused(lambda: self.version(run), None)
+        contents = self.contents(place["query"], dark=bool(place["dark"]), width=int(place["width"]))
+        now = time.monotonic()
+        told = {"place": place, "run": run, "version": version, "next": now + _PATIENCE * (now - began)}
+        return contents, place["query"], told
+
+    def look(self, ticks: int, drawn: dict[str, Any] | None, grown: str | None) -> Any:
+        """The version of what is shown, where it is another than that of contents or tree."""
+        from dash import no_update
+
+        if drawn is None or time.monotonic() < drawn["next"]:
+            return no_update
+        version = _unless_refused(lambda: self.version(drawn["run"]), None)
+        seen = version == drawn["version"] and (grown == version or not drawn["run"])
+        return no_update if version is None or seen else version
+
+    def describe(self, run: str, fresh: str | None) -> Any:
+        """The choices of the controls: runs, other runs, state of the run, sites, statistics of a series, scalars."""
+        named = [(one, self.library.name(one)) for one in self.library.ids()]
+        choices = [{"value": one, "label": f"{name} · {one}"} for one, name in named]
+        # Short, where many stand beside each other: the end of an id is random.
+        others = [{"value": one, "label": f"{name} · {one[-8:]}"} for one, name in named if one != run]
+        series = [{"value": "", "label": "usual of each site"}]
+        series += [{"value": name, "label": name} for name in statistics_of("activation")]
+        opened = _unless_refused(lambda: self.open(run) if run else None, None)
+        if opened is None:
+            return choices, others, [], [], [], series, [], []
+        data, _, facts = opened
+        backward = [site for site in facts.sites if site != "activation"]
+        badge = [lists.state_badge(self.library.state(run))]
+        badge += [lists.restricted_badge()] if data.info.get("restricted") else []
+        return choices, others, badge, facts.sites, backward, series, facts.scalars, facts.scalars
+
+    def steps(self, run: str, fresh: str | None, place: dict[str, Any] | None) -> Any:
+        """The ends of the slider of steps; its value too, where that is to be the last step."""
+        from dash import no_update
+
+        facts = _unless_refused(lambda: self.open(run)[2] if run else None, None)
+        if facts is None or len(facts.steps) == 0:
+            return None, 1, 0, no_update
+        first, last = int(facts.steps[0]), int(facts.steps[-1])
+        followed = place is None or parse(place["query"])[0].step is None
+        return last, max(last, first + 1), first, last if followed else no_update
+
+    def statistics(self, site: str | None, backward: str | None) -> Any:
+        """The statistics of the two sites."""
+        return list(statistics_of(site or "")), list(statistics_of(backward or ""))
+
+    def tree(self, run: str, fresh: str | None, search: str | None, order: str, selected: Sequence[str]) -> Any:
+        """The module tree, what of it is open, a note below it, and the version that it is of."""
+        from dash import ctx, no_update
+
+        opened = _unless_refused(lambda: self.open(run) if run else None, None)
+        if opened is None:
+            return [], [], "", None
+        seen = self.version(run)
+        data, version, facts = opened
+        shown = selected[0][1:] if selected else None
+        marks = self.diagnoses.of(data, version).worst()
+        tree = grow(facts.modules, order=order, search=search or "", marks=marks, shown=shown)
+        # What the reader opened stays open while the run goes on.
+        goes_on = [one["prop_id"] for one in ctx.triggered] == ["fresh.data"]
+        expanded = no_update if goes_on and facts.modules else tree.expanded
+        total = len(facts.modules)
+        note = f"{len(tree.matching)} of {total} modules" if search else f"{total} modules"
+        return tree.nodes, expanded, note if total else "no modules yet", seen
+
+    def calls(self, run: str, selected: Sequence[str]) -> Any:
+        """The calls of the module that is chosen, and whether there is nothing to choose."""
+        facts = _unless_refused(lambda: self.open(run)[2] if run else None, None)
+        chosen = facts.modules.get(selected[0][1:]) if facts is not None and selected else None
+        count = 1 if chosen is None else chosen.calls
+        return [str(call) for call in range(count)], count == 1
+
+    def open_module(self, clicks: Sequence[Any], place: dict[str, Any] | None) -> Any:
+        """The address of the module that a click on a picture was at."""
+        from dash import ctx, no_update
+
+        clicked = ctx.triggered[0]["value"] if ctx.triggered else None
+        if not clicked or not clicked.get("points") or place is None:
+            return no_update
+        state = parse(place["query"])[0]
+        facts = _unless_refused(lambda: self.open(state.run)[2], None)
+        point = clicked["points"][0]
+        data = point.get("customdata")
+        for text in (data[0] if isinstance(data, list) and data else data, point.get("hovertext"), point.get("y")):
+            module = facts.module_in(text) if isinstance(text, str) and facts is not None else None
+            if module is not None:
+                return state.at(tab="module", module=module, call=0).address()
+        return no_update
+
+
+def _unless_refused(ask: Callable[[], Any], otherwise: Any) -> Any:
+    """What `ask` gives; `otherwise` where the run is not there or cannot be read, which the contents say."""
+    try:
+        return ask()
+    except StatsBridgeError:
+        return otherwise
+
+
+_INDEX = """<!doctype html>
+<html lang="en">
+<head>
+{%metas%}
+<link rel="preload" as="script" href="/_dash-component-suites/plotly/package_data/plotly.min.js">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{%title%}</title>
+{%favicon%}
+{%css%}
+</head>
+<body>
+{%app_entry%}
+<footer>{%config%}{%scripts%}{%renderer%}</footer>
+</body>
+</html>
+"""

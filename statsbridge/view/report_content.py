@@ -1,0 +1,185 @@
+"""What stands in a report, run by run: findings first, pictures, tables, and what it was made with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..analyze.diagnosis import diagnose
+from ..analyze.findings import SEVERITIES, Finding
+from ..analyze.run_data import RunData
+from .report_pictures import Missing, Picture, modules_with_findings, pictures, shared_pictures
+from .report_tables import (
+    HEADERS,
+    ModuleRow,
+    differences,
+    event_rows,
+    flat,
+    last_scalar,
+    module_rows,
+    number,
+)
+
+if TYPE_CHECKING:
+    from .report import PolicyFacts, Subject
+
+MOST_IN_FULL = 4
+"""Of more runs than that each has its main pictures only: nobody looks at three hundred."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One run. `facts`: label and text. `damaged`: parts of it that could not be read. `findings`: each with the place
+    in the page that shows it.
+    """
+
+    prefix: str
+    name: str
+    id: str
+    state: str
+    facts: Sequence[tuple[str, str]]
+    damaged: Sequence[str]
+    findings: Sequence[tuple[Finding, str]]
+    severities: Mapping[str, int]
+    pictures: Sequence[Picture]
+    missing: Sequence[Missing]
+    modules: Sequence[ModuleRow]
+    config: Mapping[str, str]
+    versions: Mapping[str, str]
+    attempts: Sequence[tuple[int, int, str]]
+    events: Sequence[Mapping[str, Any]]
+    more_events: int
+    policy: PolicyFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Several runs beside each other. `differences`: an entry of the config and its value in every run."""
+
+    pictures: Sequence[Picture]
+    missing: Sequence[Missing]
+    rows: Sequence[tuple[Section, Sequence[str]]]
+    differences: Sequence[tuple[str, Sequence[str | None]]]
+
+
+def content(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """The variables of the template `report.html.jinja`."""
+    names = _names([subject.data for subject in subjects])
+    brief = len(subjects) > MOST_IN_FULL
+    sections = [_section(subject, f"run{number}", names[number], brief) for number, subject in enumerate(subjects)]
+    return {
+        "title": names[0] if len(names) == 1 else f"{len(names)} runs",
+        "sections": sections,
+        "comparison": _comparison(subjects, sections) if len(subjects) > 1 else None,
+        "brief": brief,
+        "headers": HEADERS,
+        "severities": SEVERITIES,
+    }
+
+
+def _names(runs: Sequence[RunData]) -> list[str]:
+    """What each run is called in the report, each differently."""
+    names = [str(run.info["name"]) for run in runs]
+    counts = Counter(names)
+    named = [name if counts[name] == 1 else f"{name} ({run.id})" for name, run in zip(names, runs, strict=True)]
+    # The same run may have been given twice.
+    seen = Counter[str]()
+    for place, name in enumerate(named):
+        seen[name] += 1
+        named[place] = name if seen[name] == 1 else f"{name} [{seen[name]}]"
+    return named
+
+
+def _section(subject: Subject, prefix: str, name: str, brief: bool) -> Section:
+    data, policy = subject.data, subject.policy
+    findings = diagnose(data) if policy.alerts else []
+    drawn = pictures(data, findings, prefix, brief=brief) if policy.pictures else []
+    there = [picture for picture in drawn if isinstance(picture, Picture)]
+    targets = _targets(findings, {picture.id for picture in there}, prefix)
+    rows = module_rows(data, findings, targets)
+    events, more = event_rows(data) if policy.alerts else ([], 0)
+    return Section(
+        prefix=prefix,
+        name=name,
+        id=data.id,
+        state=subject.state,
+        facts=_facts(data),
+        damaged=[str(error) for error in data.damaged],
+        findings=[(finding, _target(finding, targets, there, rows, prefix)) for finding in findings],
+        severities=Counter(finding.severity for finding in findings),
+        pictures=there,
+        missing=[picture for picture in drawn if isinstance(picture, Missing)],
+        modules=rows,
+        config=flat(data.info.get("config") or {}),
+        versions={key: str(value) for key, value in (data.info.get("versions") or {}).items()},
+        attempts=[(one.number, one.first_step, one.started[:19].replace("T", " ")) for one in data.attempts],
+        events=events,
+        more_events=more,
+        policy=policy,
+    )
+
+
+def _targets(findings: Sequence[Finding], ids: set[str], prefix: str) -> dict[str, str]:
+    """Module → the id of its own picture."""
+    named = {module: f"{prefix}-module-{place}" for place, module in enumerate(modules_with_findings(findings))}
+    return {module: target for module, target in named.items() if target in ids}
+
+
+def _target(
+    finding: Finding, targets: Mapping[str, str], there: Sequence[Picture], rows: Sequence[ModuleRow], prefix: str
+) -> str:
+    """Where in the page a finding shows: its module's picture or row; the training's picture; "" for nowhere."""
+    if finding.module is not None and finding.module in targets:
+        return targets[finding.module]
+    place = next((place for place, row in enumerate(rows) if row.module == finding.module), None)
+    if place is not None:
+        return f"{prefix}-row-{place}"
+    training = f"{prefix}-training"
+    return training if any(picture.id == training for picture in there) else ""
+
+
+def _facts(data: RunData) -> list[tuple[str, str]]:
+    stats = data.select(columns=["step"])["step"].unique().sort()
+    steps = data.scalars["step"].unique()
+    loss = last_scalar(data, "loss")
+    facts = [
+        ("run", data.id),
+        ("started", f"{str(data.info['created'])[:19].replace('T', ' ')} UTC"),
+        ("steps", str(len(steps))),
+        ("sampled steps", str(len(stats)) + (f" ({stats[0]} to {stats[-1]})" if len(stats) else "")),
+        ("modules", str(len(data.modules["module"].unique()))),
+    ]
+    if ranks := len(data.scalars["rank"].unique()) - 1:
+        facts.append(("ranks", str(ranks + 1)))
+    if loss is not None:
+        facts.append(("last loss", f"{loss:.4g}"))
+    return facts
+
+
+def _comparison(subjects: Sequence[Subject], sections: Sequence[Section]) -> Comparison:
+    shown = {
+        section.name: subject.data
+        for section, subject in zip(sections, subjects, strict=True)
+        if subject.policy.pictures
+    }
+    drawn = shared_pictures(shown) if len(shown) > 1 else []
+    rows = []
+    for section, subject in zip(sections, subjects, strict=True):
+        facts = dict(section.facts)
+        values = [number(last_scalar(subject.data, name)).text for name in ("loss", "grad_norm")]
+        rows.append((section, [facts["started"], facts["steps"], facts["sampled steps"], *values]))
+    configs = [
+        {
+            **(subject.data.info.get("config") or {}),
+            **{f"{key} (version)": value for key, value in section.versions.items()},
+        }
+        for subject, section in zip(subjects, sections, strict=True)
+    ]
+    return Comparison(
+        pictures=[picture for picture in drawn if isinstance(picture, Picture)],
+        missing=[picture for picture in drawn if isinstance(picture, Missing)],
+        rows=rows,
+        differences=differences(configs),
+    )

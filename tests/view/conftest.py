@@ -1,0 +1,3 @@
+from browser_helpers import browser, page
+
+__all__ = ["browser", "page"]

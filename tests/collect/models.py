@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+import torch.nn.modules.module as torch_module
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -43,6 +44,8 @@ class Traced:
     def __exit__(self, *exception: object) -> None:
         for handle in self._handles:
             handle.remove()
+            # torch leaves this behind, and another test counts the hooks of the process.
+            torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)
         self.tracer.stop()
 
     def _before(self, module: nn.Module, _args: Any) -> None:

@@ -32,7 +32,7 @@ class Following:
         tables = {table: _complete(table, pa.concat_tables(parts), self._attempt) for table, parts in rows.items()}
         try:
             return self.follower(tables)
-        except BaseException:
+        except BaseException:  # of whatever kind: one that has failed once would fail at each flush
             self.follower = None
             raise
 

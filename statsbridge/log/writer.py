@@ -293,7 +293,7 @@ class Writer:
         """Whether rows follow from those of this flush."""
         try:
             following = {name: to_table(name, columns) for name, columns in self._following.tell().items()}
-        except BaseException:
+        except BaseException:  # SystemExit too, as above: the rows themselves are safe
             self._record_internal_error()
             return True
         for name, rows in following.items():

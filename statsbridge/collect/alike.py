@@ -21,8 +21,8 @@ from .shards import is_spread
 from .spread import ALIKE
 from .statistics import Piece
 
-#: Sampled steps in a row after which it is no accident: a last layer of zeros is a usual start.
-FEWEST_STEPS = 3
+#: Sampled steps in a row after which it is no accident: a last layer of zeros, and a rate that rises from 0, are usual.
+FEWEST_STEPS = 5
 
 #: Inputs of the model that are looked at.
 _MOST_INPUTS = 4

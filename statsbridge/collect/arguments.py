@@ -13,8 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from .sampling import LARGEST_LABEL
 
-_OLDEST_TORCH = (2, 6)
+_OLDEST_TORCH = (2, 7)
 
 #: How the depth of modules is found: traced in the first sampled forward, by torch.fx, or not at all.
 ORDERS = ("auto", "fx", "execution")
@@ -27,7 +28,7 @@ def check_torch() -> None:
     """Raise ConfigError where torch is older than the oldest version that works. Vendors' builds are accepted."""
     parts = torch.__version__.split("+")[0].split(".")
     if tuple(int(part) for part in parts[:2]) < _OLDEST_TORCH:
-        raise ConfigError(f"torch {torch.__version__} is too old: statsbridge needs torch >= 2.6; upgrade torch")
+        raise ConfigError(f"torch {torch.__version__} is too old: statsbridge needs torch >= 2.7; upgrade torch")
 
 
 def check_models(model: object) -> nn.Module | dict[str, nn.Module]:
@@ -83,6 +84,8 @@ def check_settings(name: object, config: object, start_step: object, order: obje
         raise ConfigError(f"config is a {_type(config)}: give a dict, such as vars(arguments)")
     if isinstance(start_step, bool) or not isinstance(start_step, Integral):
         raise ConfigError(f"start_step={start_step!r}: give a whole number")
+    if abs(int(start_step)) > LARGEST_LABEL:
+        raise ConfigError(f"start_step={start_step}: give one of at most {LARGEST_LABEL}")
     if order not in ORDERS:
         raise ConfigError(f"order={order!r}: give one of {', '.join(map(repr, ORDERS))}")
     if isinstance(flush_interval, bool) or not isinstance(flush_interval, Real) or not 0 < float(flush_interval) < inf:

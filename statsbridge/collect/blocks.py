@@ -1,5 +1,6 @@
 """Reading a tensor of any layout as a sequence of contiguous blocks, without a full-size temporary."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,14 +31,14 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def coprime_stride(elements: int, wanted: int) -> int:
-    """A step that takes at most `wanted` of `elements`, and never locks onto one column or channel.
+    """The step nearest to one that takes `wanted` of `elements`, but which never locks onto one column or channel.
 
     A step that shares a factor with the size would visit the same few columns of every row.
     """
-    step = -(-elements // wanted)
-    while math.gcd(step, elements) > 1:
-        step += 1
-    return step
+    usual = max(elements // wanted, 1)
+    shorter = next(step for step in range(usual, 0, -1) if math.gcd(step, elements) == 1)
+    longer = next(step for step in itertools.count(usual) if math.gcd(step, elements) == 1)
+    return shorter if usual / shorter <= longer / usual else longer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from .blocks import Source
 from .piece import Raw
 from .sums import Sample, better_guess
 
-_SHARE = 131_072  # elements of a block for each thread: two buffers of it fit the second-level cache of a core
-_LARGEST = 2**23  # of a block: float32 counts its zeros exactly
+_SHARE = 262_144  # elements of a block for each thread, about: larger ones leave the caches, smaller ones pay for calls
+_LARGEST = 2**23  # of a block, about: half as many again float32 still counts exactly
 _WORTH = 131_072  # elements of a tensor from which the wait for the team pays
 
 
@@ -33,6 +33,15 @@ class _Buffers:
         self.number = self.input.numpy().dtype.type
 
 
+def _block_size(elements: int) -> int:
+    """Blocks of one size, up to half as large again as they should be: a small last one costs nearly as much."""
+    return -(-elements // max(1, round(elements / _usual_size())))
+
+
+def _usual_size() -> int:
+    return min(_SHARE * torch.get_num_threads(), _LARGEST)
+
+
 _local = threading.local()
 
 
@@ -40,7 +49,7 @@ def _buffers(dtype: torch.dtype) -> _Buffers:
     name = f"{dtype} {torch.get_num_threads()}"
     found: _Buffers | None = getattr(_local, name, None)
     if found is None:
-        found = _Buffers(dtype, min(_SHARE * torch.get_num_threads(), _LARGEST))
+        found = _Buffers(dtype, _usual_size() * 3 // 2)
         setattr(_local, name, found)
     return found
 
@@ -50,7 +59,7 @@ def parallel_pass(
 ) -> Raw:
     """Sums over all blocks, of d = (x − shift) · gain.
 
-    At the first block with a NaN or an infinity it gives up; after the very first block also where `tentative` and
+    At the first block with a NaN or an infinity it gives up; within the very first block also where `tentative` and
     that block knows a better shift or gain.
     """
     buffers = _buffers(dtype)
@@ -69,14 +78,20 @@ def parallel_pass(
         low, high = min(low, block_low), max(high, block_high)
         d = x if shift == 0 else torch.sub(x, shift, out=buffers.shifted[:size])
         d = d if gain == 1 else torch.mul(d, gain, out=buffers.shifted[:size])
-        scratch = buffers.scratch if size == buffers.scratch.numel() else buffers.scratch[:size]
+        scratch = buffers.scratch[:size]
         squares = torch.square(d, out=scratch)
         # torch.sum adds pairwise, torch.dot one by one in a few lanes: good enough for the third and fourth powers.
         total = d.sum().item()
         sum1 += total
         sum2 += squares.sum().item()
+        if tentative:
+            tentative = False
+            if better_guess(Raw(count, 0, 0, shift, gain, sum1, sum2, 0.0, 0.0, low, high, 0.0, 0)):
+                break
         sum3 += torch.dot(squares, d).item()
         sum4 += torch.dot(squares, squares).item()
+        if sample is not None:
+            sample.take(d.numpy())
         if block_low < 0 < block_high:
             magnitudes = torch.abs(x, out=scratch)
             smallest = magnitudes.amin().item()
@@ -85,23 +100,18 @@ def parallel_pass(
         else:
             absolute += abs(total + size * shift * gain)
             zeros += _zeros(x, scratch) if block_low == 0 or block_high == 0 else 0
-        if sample is not None:
-            sample.take(d.numpy())
-        if tentative:
-            tentative = False
-            if better_guess(Raw(count, 0, 0, shift, gain, sum1, sum2, sum3, sum4, low, high, 0.0, zeros)):
-                break
     return Raw(count, 0, 0, shift, gain, sum1, sum2, sum3, sum4, low, high, absolute / gain, zeros)
 
 
 def _blocks(source: Source, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
     tensor, minus = source.tensor, source.minus
+    size = _block_size(tensor.numel())
     if tensor.dim() != 1 or tensor.dtype != buffer.dtype or (minus is not None and minus.dtype != buffer.dtype):
-        yield from map(torch.from_numpy, source.read(buffer))
+        yield from map(torch.from_numpy, source.read(buffer[:size]))
     elif minus is None:
-        yield from torch.split(tensor, buffer.numel())
+        yield from torch.split(tensor, size)
     else:
-        parts = torch.split(tensor, buffer.numel()), torch.split(minus, buffer.numel())
+        parts = torch.split(tensor, size), torch.split(minus, size)
         for part, less in zip(*parts, strict=True):
             yield torch.sub(part, less, out=buffer[: part.numel()])
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .packing import Packed
 
 SAMPLE_SIZE = 8192
-"""Elements of a large tensor from which the shape term of the KL divergence is estimated, at most."""
+"""Elements of a large tensor from which the shape term of the KL divergence is estimated, about (`coprime_stride`)."""
 
 SMALL = 4096
 """Tensors of at most so many elements are copied whole and measured in the background."""

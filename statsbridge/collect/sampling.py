@@ -7,6 +7,9 @@ from numbers import Integral
 
 from ..errors import ConfigError
 
+#: The record keeps steps in 64 bits; half of that leaves room to count on from any label.
+LARGEST_LABEL = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -64,6 +67,8 @@ class StepLabels:
             label, wrong = free, f"step={given!r} is a {type(given).__name__}, not a whole number"
         elif self.last is not None and int(given) <= self.last:
             label, wrong = free, f"step={given} does not come after {self.last}"
+        elif abs(int(given)) > LARGEST_LABEL:
+            label, wrong = free, f"step={given} is too large: labels go up to {LARGEST_LABEL}"
         else:
             label, wrong = int(given), None
         self._stride = 1 if given is None or self.last is None else label - self.last

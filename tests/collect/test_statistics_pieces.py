@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from statsbridge.collect import statistics
+from statsbridge.collect.blocks import coprime_stride
 from statsbridge.collect.device_kernel import measure_on_device
 from statsbridge.collect.piece import SAMPLE_SIZE, SMALL
 from statsbridge.collect.statistics import Piece, Reducer, Wanted, measure, pack
@@ -100,10 +101,17 @@ def test_under_autocast_inference_mode_and_other_defaults(monkeypatch: pytest.Mo
 
 def test_a_piece_holds_no_more_than_a_sample():
     assert measure(torch.randn(10), Wanted()).nbytes == 40
-    assert measure(torch.randn(1_000_000), Wanted()).nbytes <= 4 * SAMPLE_SIZE
+    assert measure(torch.randn(1_000_000), Wanted()).nbytes <= 1.1 * 4 * SAMPLE_SIZE
     assert measure(torch.randn(1_000_000), Wanted(kl=False)).nbytes == 0
     assert measure(torch.randn(1_000_000), Wanted(kl=False, histogram=True)).nbytes == 8 * HISTOGRAM_BINS
     assert measure(torch.arange(10), Wanted()).nbytes == 0
+
+
+@given(st.integers(1, 10**8), st.sampled_from([100, SAMPLE_SIZE]))
+def test_a_sample_is_about_as_large_as_wanted_and_visits_every_column(elements: int, wanted: int):
+    step = coprime_stride(elements, wanted)
+    assert math.gcd(step, elements) == 1
+    assert min(wanted / 4, elements) <= elements / step < 5 * wanted
 
 
 elements = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, 9000.0, 1e-38, -3e-40, 2e30, math.nan, math.inf])

@@ -56,7 +56,8 @@ def _sums(source: Source, dtype: torch.dtype, sample: Sample | None) -> Raw:
             finite_only, shift, gain = True, 0.0, 1.0
             continue
         better = better_guess(raw)
-        if better is None or better == (shift, gain):
+        # The first attempt may have been given up in the middle: what it says of itself is not of the whole tensor.
+        if better is None or (attempt > 0 and better == (shift, gain)):
             break
         shift, gain = better
     return raw

@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from zoo_broken_more_helpers import MORE
 from zoo_healthy_helpers import convolutional, transformer
-from zoo_helpers import STEPS, Training, mlp, regression, same_batch, sequences, supervised, vectors
-
-
-@dataclass(frozen=True)
-class Broken:
-    """`make`: the training. `kind`, `module`: what the top finding must say. `settings`: for `init`."""
-
-    make: Callable[[], Training]
-    kind: str
-    module: str | None
-    steps: int = STEPS
-    settings: dict[str, Any] = field(default_factory=dict)
-    thresholds: dict[str, float] = field(default_factory=dict)
-
-
-class Then(nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-def sgd(model: nn.Module, rate: float = 0.1) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=rate)
-
+from zoo_helpers import Broken, Then, Training, mlp, regression, same_batch, sequences, sgd, supervised, vectors
 
 # ---------------------------------------------------------------------- NaN and infinity
 
@@ -554,4 +526,5 @@ BROKEN: dict[str, Broken] = {
     "outputs too large at the start": Broken(large_start, "initial_loss", None, thresholds={"classes": 4}),
     "float16 without loss scaling": Broken(half_precision, "underflow", "0", settings={"histograms": True}),
     "every step overflows": Broken(overflowing_scaler, "skipped_steps", None),
+    **MORE,
 }

@@ -1,4 +1,4 @@
-"""Ten healthy trainings of different kinds: no rule may raise a warning."""
+"""Healthy trainings of different kinds: no rule may raise a warning."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from zoo_helpers import Training, images, mlp, sequences, supervised, vectors
+from zoo_modern_helpers import MODERN
 
 
 def multilayer() -> Training:
@@ -197,4 +198,5 @@ HEALTHY: dict[str, Callable[[], Training]] = {
     "sparse ReLU network": sparse,
     "fine-tuning a frozen backbone": frozen,
     "bfloat16 autocast": low_precision,
+    **MODERN,
 }

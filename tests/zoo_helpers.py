@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,38 @@ class Training:
 
     model: nn.Module | dict[str, nn.Module]
     step: Callable[[int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """`make`: the training. `kind`, `module`: what the top finding must say. `settings`: for `init`.
+
+    `good`: the training that it is judged by, where it is.
+    """
+
+    make: Callable[[], Training]
+    kind: str
+    module: str | None
+    steps: int = STEPS
+    settings: dict[str, Any] = field(default_factory=dict)
+    thresholds: dict[str, float] = field(default_factory=dict)
+    severities: tuple[str, ...] = ("warning", "critical")
+    good: Callable[[], Training] | None = None
+
+
+class Then(nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def sgd(model: nn.Module, rate: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=rate)
 
 
 def record(training: Training, folder: Path, *, steps: int = STEPS, every: int = 1, **settings: Any) -> Path:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ConfigError
+from ..wording import counted
 from .profiles import Matrix, check_statistic
 from .run_data import RunData
 
@@ -26,6 +27,9 @@ _PLACES = ("mean", "min", "max")
 _FORMS = ("skewness", "kurtosis")
 _SHARE = 0.1  # of the factor: widens `zero_fraction`
 _NOTHING = 1e-5  # of the median size at a site: below it sizes are alike, such as gradients that are only rounding
+
+#: Sampled steps of a good run below which its ranges say nothing.
+FEWEST_STEPS = 5
 
 FACTOR = 5.0
 """By which sizes are widened where there is one good run."""
@@ -120,10 +124,19 @@ class Baseline:
 
 
 def baseline(*runs: RunData, factor: float | None = None) -> Baseline:
-    """The ranges of one good run, or of several of the same model. Raises ConfigError where a run has no statistics."""
+    """The ranges of one good run, or of several of the same model.
+
+    Raises ConfigError where a run has no statistics, or fewer sampled steps than `FEWEST_STEPS`.
+    """
     for run in runs:
         if not run.sites:
             raise ConfigError(f"run {run.id} has no statistics: a baseline needs a run with sampled steps")
+        steps = len(run.select(columns=("step",))["step"].unique())
+        if steps < FEWEST_STEPS:
+            raise ConfigError(
+                f"run {run.id} has {counted(steps, 'sampled step')}, too few to say what is usual: a baseline needs "
+                f"at least {FEWEST_STEPS}"
+            )
     return Baseline(runs, factor=factor)
 
 

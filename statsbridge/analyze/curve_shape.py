@@ -11,6 +11,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..wording import counted
+
 Floats = npt.NDArray[np.float64]
 Word = Literal[
     "overfitting", "underfitting", "rate too large", "rate too small", "healthy", "not enough data"
@@ -154,7 +156,9 @@ def judge(found: Shape, limits: Limits | None = None) -> Verdict:
     if found.ends_nonfinite:
         return Verdict("rate too large", ("the curve ends in a value that is not finite",))
     if found.points < FEWEST:
-        return Verdict("not enough data", (f"{found.points} points, and below {FEWEST} nothing can be said",))
+        return Verdict(
+            "not enough data", (f"{counted(found.points, 'point')}, and below {FEWEST} nothing can be said",)
+        )
     for verdict in (_too_large(found, limits), _overfitting(found, limits), _too_small(found, limits)):
         if verdict is not None:
             return verdict

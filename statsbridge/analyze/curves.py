@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from ..errors import ConfigError
 from ..log.reader import RunData
+from ..wording import counted
 from .curve_data import Curve, common_points, curve
 from .curve_shape import Limits, Shape, Verdict, judge, shape
 from .curve_steps import Floats, Smoothed, jumps, smoothed
@@ -205,8 +206,8 @@ def _about_values(train: Curve, average: Smoothed, found: Shape) -> Iterator[str
         yield f"{found.nonfinite} of the points compared are NaN or infinite and were passed over"
     if len(average.spikes):
         yield (
-            f"{train.name} has {len(average.spikes)} spikes, of more than 6 standard deviations of its noise; "
-            f"the average with weight {average.weight:g} hides {len(average.hidden)} of them"
+            f"{train.name} has {counted(len(average.spikes), 'spike')} of more than 6 standard deviations of its "
+            f"noise; the average with weight {average.weight:g} hides {len(average.hidden)} of them"
         )
 
 

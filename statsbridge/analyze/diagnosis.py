@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,18 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..log.reader import RunData
+from ..errors import DamagedPart
+from ..log.reader import RunData, in_turn
+from .blocks import COLUMNS
 from .findings import Finding
+from .gathering import NotInOrderError, blocks_of
 from .run_data import RunData as RunDataOfAnalyze
 from .thresholds import Thresholds, make_thresholds
-from .watch import COLUMNS, Watch
+from .watch import Watch
 
 if TYPE_CHECKING:
     from .baseline import Baseline
 
 #: Rows of `stats` that are looked at together: their columns are copied.
 _ROWS = 200_000
-#: Rows of `stats` that are read together.
+#: Rows of `stats` that are read together, where ranks have to be merged.
 _WINDOW = 4_000_000
 
 
@@ -41,18 +45,57 @@ def diagnose(
     Raises:
         ConfigError: a threshold does not exist, or is no number of at least 0.
     """
-    watch = Watch(make_thresholds(thresholds), baseline=baseline)
-    others = {
-        "modules": _of_lowest_rank(data.modules),
-        "scalars": data.merged("scalars"),
-        "events": data.events,
-    }
-    for piece, below in _windows(data):
-        taken = {name: table.filter(_inside(table["step"], below)) for name, table in others.items()}
-        others = {name: table.filter(pc.invert(_inside(table["step"], below))) for name, table in others.items()}
-        for tables in _pieces(piece, taken):
-            watch.add(tables)
+    limits = make_thresholds(thresholds)
+    large = in_turn(data)
+    if large is not None:
+        with suppress(NotInOrderError, DamagedPart):  # then the other way puts it in order, and says what is damaged
+            watch, others = Watch(limits, baseline=baseline), _Others(data)
+            for block, below in blocks_of(*large, watch.known):
+                watch.add_block(block, others.take(below))
+                del block  # before the next takes its memory
+            return watch.findings()
+    watch, others = Watch(limits, baseline=baseline), _Others(data)
+    for stats, below in _pieces(data):
+        watch.add({"stats": stats, **others.take(below)})
     return watch.findings()
+
+
+class _Others:
+    """The tables beside `stats`, of which each row is taken once."""
+
+    def __init__(self, data: RunData) -> None:
+        self._tables = {
+            "modules": _of_lowest_rank(data.modules),
+            "scalars": data.merged("scalars"),
+            "events": data.events,
+        }
+
+    def take(self, below: int | None) -> Mapping[str, pa.Table]:
+        """The rows of steps below a limit, that were not taken; without a limit all others."""
+        there = self._tables
+        if below is None:
+            self._tables = {name: table.slice(0, 0) for name, table in there.items()}
+            return there
+        inside = {name: pc.fill_null(pc.less(table["step"], below), False) for name, table in there.items()}
+        self._tables = {name: table.filter(pc.invert(inside[name])) for name, table in there.items()}
+        return {name: table.filter(inside[name]) for name, table in there.items()}
+
+
+def _of_lowest_rank(table: pa.Table) -> pa.Table:
+    return table.filter(pc.equal(table["rank"], pc.min(table["rank"]))) if table.num_rows else table
+
+
+def _pieces(data: RunData) -> Iterator[tuple[pa.Table, int | None]]:
+    """`stats` in pieces of whole steps, each with the step that the next begins with, None for the last."""
+    for stats, end in _windows(data):
+        steps = stats["step"].to_numpy()
+        cuts = [0, len(steps)]
+        if len(steps) > _ROWS and not (np.diff(steps) < 0).any():
+            starts = np.flatnonzero(np.diff(steps)) + 1
+            wanted = np.searchsorted(starts, np.arange(_ROWS, len(steps), _ROWS))
+            cuts = [0, *np.unique(starts[wanted[wanted < len(starts)]]).tolist(), len(steps)]
+        for first, last in pairwise(cuts):
+            yield stats.slice(first, last - first), end if last == len(steps) else int(steps[last])
 
 
 def _windows(data: RunData) -> Iterator[tuple[pa.Table, int | None]]:
@@ -67,30 +110,3 @@ def _windows(data: RunData) -> Iterator[tuple[pa.Table, int | None]]:
     # Of a large run not the columns that no rule looks at.
     for begin, end in zip(begins, [*begins[1:], None], strict=True):
         yield data.select(columns=COLUMNS, steps=(begin, None if end is None else end - 1)), end
-
-
-def _of_lowest_rank(table: pa.Table) -> pa.Table:
-    return table.filter(pc.equal(table["rank"], pc.min(table["rank"]))) if table.num_rows else table
-
-
-def _pieces(stats: pa.Table, others: Mapping[str, pa.Table]) -> Iterator[dict[str, pa.Table]]:
-    """The tables in pieces of whole steps; in one piece where the steps do not rise."""
-    steps = stats["step"].to_numpy()
-    if len(steps) <= _ROWS or (np.diff(steps) < 0).any():
-        yield {"stats": stats, **others}
-        return
-    starts = np.flatnonzero(np.diff(steps)) + 1
-    wanted = np.searchsorted(starts, np.arange(_ROWS, len(steps), _ROWS))
-    cuts = [0, *np.unique(starts[wanted[wanted < len(starts)]]).tolist(), len(steps)]
-    for begin, end in pairwise(cuts):
-        below = None if end == len(steps) else int(steps[end])
-        piece = {name: table.filter(_inside(table["step"], below)) for name, table in others.items()}
-        others = {name: table.filter(pc.invert(_inside(table["step"], below))) for name, table in others.items()}
-        yield {"stats": stats.slice(begin, end - begin), **piece}
-
-
-def _inside(steps: pa.ChunkedArray, below: int | None) -> pa.ChunkedArray:
-    """Which steps lie below a limit; those without a step belong to the last piece."""
-    if below is None:
-        return pc.fill_null(pc.equal(steps, steps), True)
-    return pc.fill_null(pc.less(steps, below), False)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import LogError
+from ..errors import ConfigError, LogError
 from ..log.parts import glance, live_parts
 from ..log.query import select_from
 from ..log.runs import RunSummary, read_info
+from ..log.schema import as_texts
 from .findings import SEVERITIES
 
 
@@ -23,6 +24,8 @@ def matching(runs: Sequence[RunSummary], condition: str) -> list[RunSummary]:
 
     Raises ConfigError where DuckDB (extra `statsbridge[sql]`) is missing or does not take the condition.
     """
+    if not condition.strip():
+        raise ConfigError("the condition is empty: give one such as 'steps > 100', or none at all")
     facts = facts_of(runs)
     # On lines of their own: a comment at the end of the condition ends there.
     sql = f"SELECT place FROM runs WHERE (\n{condition}\n) ORDER BY place"
@@ -86,7 +89,7 @@ def _column(values: Sequence[Any]) -> pa.Array:
                 return pa.array(values, kind)
     if there and all(hasattr(value, "isoformat") for value in there):
         return pa.array(values, pa.timestamp("us", "UTC"))
-    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+    return as_texts([None if value is None else _text(value) for value in values])
 
 
 def _text(value: Any) -> str:

@@ -110,7 +110,7 @@ def matrices(rows: pa.Table, site: str, statistics: Sequence[str]) -> list[Matri
     # Of several attempts at a step the last one counts: it is put there last.
     order = np.argsort(attempt, kind="stable") if (attempt != attempt[0]).any() else np.arange(len(attempt))
     places = np.full((numbers, len(steps)), -1)
-    places[keys[order], np.searchsorted(steps, step)[order]] = order
+    places[keys[order], _places_among(steps, step)[order]] = order
     there = places >= 0
     latest = places[np.arange(numbers), len(steps) - 1 - there[:, ::-1].argmax(axis=1)]
     described = rows.take(pa.array(latest)).select([*IDENTITY, *PLACE, "seq"])
@@ -124,6 +124,26 @@ def matrices(rows: pa.Table, site: str, statistics: Sequence[str]) -> list[Matri
     shown = pa.table(columns, ["position", *names])
     values = (np.where(there, _values(rows, one)[places], np.nan) for one in statistics)
     return [Matrix(site, one, shown, steps, found, nonfinite) for one, found in zip(statistics, values, strict=True)]
+
+
+def joined(pieces: Sequence[Matrix]) -> Matrix:
+    """Matrices of one site and statistic, each of other modules, as one."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    steps = np.unique(np.concatenate([one.steps for one in pieces]))
+    listed = pa.concat_tables([one.rows.drop_columns("position") for one in pieces])
+    by_flow = _flow_order(listed)
+    places = np.empty(len(by_flow), np.int64)
+    places[by_flow] = np.arange(len(by_flow))
+    values, nonfinite = np.full((len(places), len(steps)), np.nan), np.zeros((len(places), len(steps)), bool)
+    begin = 0
+    for one in pieces:
+        there = np.ix_(places[begin : begin + len(one.values)], _places_among(steps, one.steps))
+        values[there], nonfinite[there] = one.values, one.nonfinite
+        begin += len(one.values)
+    rows = listed.take(pa.array(by_flow)).add_column(0, "position", pa.array(np.arange(len(places))))
+    return Matrix(first.site, first.statistic, rows, steps, values, nonfinite)
 
 
 def depth_profile(found: Matrix, step: int | None) -> pa.Table:
@@ -223,15 +243,22 @@ def numbered(rows: pa.Table, names: Sequence[str] = IDENTITY) -> tuple[Integers,
     return (np.cumsum(present) - 1)[keys], int(present.sum())
 
 
+def _places_among(steps: Integers, wanted: Integers) -> Integers:
+    """The place of each of `wanted` among the ascending `steps`, which has them all."""
+    first, last = int(steps[0]), int(steps[-1])
+    if last - first > 64 * len(steps):
+        places: Integers = np.searchsorted(steps, wanted)
+        return places
+    numbers = np.zeros(last - first + 1, np.int64)  # many times as fast
+    numbers[steps - first] = np.arange(len(steps))
+    return numbers[wanted - first]
+
+
 def _flow_order(described: pa.Table) -> Integers:
+    """By depth, then order, then call, what has none last; then as written, where `seq` says so, else as they are."""
     last = np.iinfo(np.int64).max
-    keys = [
-        described["seq"].to_numpy(),
-        described["call"].to_numpy(),
-        pc.fill_null(described["order"], last).to_numpy(),
-        pc.fill_null(described["depth"], last).to_numpy(),
-    ]
-    return np.lexsort(keys)
+    names = [name for name in ("seq", "call", "order", "depth") if name in described.column_names]
+    return np.lexsort([pc.fill_null(described[name], last).to_numpy() for name in names])
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

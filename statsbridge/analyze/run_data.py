@@ -1,6 +1,7 @@
 """A run with what can be asked of it: rows by module, site and step, profiles along depth, gradient flow."""
 
-from collections.abc import Sequence
+import glob
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from .merging import columns_kept, merge_over
 from .profiles import Matrix
 
 _MOST_BYTES = 256 << 20  # of matrices that are kept: a page that goes over the steps asks for them again and again
+_ROWS_AT_ONCE = 1 << 20  # that a matrix is made of
 _OF_PARAMETERS = ("parameter_grad", "parameter", "update")
 
 Patterns = str | Sequence[str]
@@ -165,10 +167,23 @@ class RunData(reader.RunData):
         return {}
 
     def _make(self, site: str, statistics: Sequence[str], modules: Patterns, steps: Steps) -> list[Matrix]:
+        if modules == "*" and steps == (None, None):
+            read = (self._rows_for(site, statistics, some, steps) for some in self._in_groups(site))
+            made = [profiles.matrices(rows, site, statistics) for rows in read if rows.num_rows]
+            if made:
+                return [profiles.joined(pieces) for pieces in zip(*made, strict=True)]
         rows = self._rows_for(site, statistics, modules, steps)
         if rows.num_rows == 0:
             self._refuse(site, modules, steps[0])
         return profiles.matrices(rows, site, statistics)
+
+    def _in_groups(self, site: str) -> Iterator[tuple[str, ...]]:
+        """The modules of a site with very many rows, some at a time; none where they can be read together."""
+        rows = sum(part.rows for part in self._parts["stats"]) / max(len(self.sites), 1)
+        names = (self._modules_of(site) or []) if rows > _ROWS_AT_ONCE else []
+        together = max(int(_ROWS_AT_ONCE * len(names) / max(rows, 1)), 1)
+        for first in range(0, len(names), together):
+            yield tuple(map(glob.escape, names[first : first + together]))
 
     def _rows_for(self, site: str, statistics: Sequence[str], modules: Patterns, steps: Steps) -> pa.Table:
         wanted = Wanted(_patterns(modules, "modules"), (site,), steps, profiles.columns_for(*statistics))

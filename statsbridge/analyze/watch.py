@@ -13,30 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .blocks import Block, block_of, slices_of
 from .findings import SEVERITIES, Finding
 from .rules import RULES
 from .rules.against import Against
 from .rules.known import Integers, Known, Names, column
 from .rules.norms import GradientNorms
 from .rules.ranking import ranked
-from .rules.step import Alarm, Fact, Hits, Rows, Rule, Step
-from .rules.underflow import around_the_least
+from .rules.step import Alarm, Fact, Hits, Rule, Step
 from .rules.words import FACTS, WORDS
 from .thresholds import Thresholds
 
 if TYPE_CHECKING:
     from .baseline import Baseline
 
-_STATISTICS = (
-    "count", "nan_count", "inf_count", "mean", "std", "min", "max", "abs_mean", "l2", "zero_fraction", "update_ratio",
-)  # fmt: skip
-#: The columns of `stats` that rules look at.
-COLUMNS = (
-    "attempt", "step", "iteration", "module", "type", "call", "order", "depth", "site", "tensor", *_STATISTICS,
-    "histogram", "status",
-)  # fmt: skip
-_STATUSES = ("no_grad", "not_called", "step_skipped", "not_stepped")
-_TABLES = ("modules", "stats", "scalars", "events")
+_OTHERS = ("modules", "scalars", "events")
 _NORMS = frozenset({"grad_norm", "grad_norm_applied", "param_norm", "update_ratio"})
 _LOSS = re.compile(r"(^|[/_.-])loss([/_.-]|$)", re.IGNORECASE)
 _NOT_TRAINING = re.compile(r"(^|[/_.-])(val|valid|validation|eval|evaluation|test|dev)([/_.-]|$)", re.IGNORECASE)
@@ -65,13 +56,13 @@ class Watch:
     begins anew at an earlier step, what was found from there on is forgotten.
 
     `thresholds`: the limits; None for the usual ones. `baseline`: the ranges of a good run: a value inside them is
-    no finding, one outside is.
+    no finding, one outside is. `known`: what the rows so far were about.
     """
 
     def __init__(self, thresholds: Thresholds | None = None, *, baseline: Baseline | None = None) -> None:
         self._limits = thresholds or Thresholds()
         self._baseline = baseline
-        self._known = Known()
+        self.known = Known()
         self._names = Names()
         self._records: dict[str, _Record] = {}
         self._attempt = 0
@@ -85,8 +76,15 @@ class Watch:
             tables: any of "modules", "stats", "scalars", "events", with the columns of `statsbridge.log.SCHEMAS`
                 (`seq` and `attempt` may be missing). Whole steps: the rows of one step come in one call.
         """
+        stats = tables.get("stats")
+        if stats is None or not stats.num_rows:
+            return self.add_block(None, tables)
+        return self.add_block(block_of(stats, self._keys(stats), self.known), tables)
+
+    def add_block(self, block: Block | None, others: Mapping[str, pa.Table]) -> list[Finding]:
+        """The same with the rows of `stats` as a block, of the identities of `known`."""
         new: dict[str, None] = {}
-        for attempt, step in self._steps(tables):
+        for attempt, step in self._steps(block, others):
             if attempt > self._attempt:
                 self._go_back(attempt, step.step)
             self._last = max(self._last, step.step)
@@ -103,24 +101,25 @@ class Watch:
 
     # ------------------------------------------------------------------ rows into steps
 
-    def _steps(self, tables: Mapping[str, pa.Table]) -> Iterator[tuple[int, Step]]:
+    def _steps(self, block: Block | None, others: Mapping[str, pa.Table]) -> Iterator[tuple[int, Step]]:
         """The steps in the rows, in order, each with its attempt."""
-        parts = {name: self._part(name, tables[name]) for name in _TABLES if name in tables and tables[name].num_rows}
-        keys = sorted({key for part in parts.values() for key in part.slices})
+        parts = {name: self._part(name, others[name]) for name in _OTHERS if name in others and others[name].num_rows}
+        sampled = {} if block is None else block.slices
+        keys = sorted({*sampled, *(key for part in parts.values() for key in part.slices)})
         for key in keys:
             here = {name: part.rows(key) for name, part in parts.items() if key in part.slices}
             if "modules" in here:
-                self._known.add_modules(parts["modules"].table.take(here["modules"]))
+                self.known.add_modules(parts["modules"].table.take(here["modules"]))
             scalars = self._scalars(parts["scalars"].columns, here["scalars"]) if "scalars" in here else {}
             yield (
                 key[0],
                 Step(
                     step=key[1],
-                    known=self._known,
+                    known=self.known,
                     scalars=scalars,
                     losses={name: value for name, value in scalars.items() if _is_loss(name)},
                     facts=tuple(parts["events"].columns["fact"][row] for row in here.get("events", ())),
-                    rows=self._rows(parts["stats"].columns, here["stats"]) if "stats" in here else None,
+                    rows=block.rows(key) if block is not None and key in sampled else None,
                 ),
             )
 
@@ -128,13 +127,14 @@ class Watch:
         if name == "events":
             table = table.filter(pc.is_in(table["kind"].cast(pa.string()), pa.array(sorted(FACTS))))
         columns: dict[str, Any] = {}
-        if name == "stats":
-            columns = self._statistics(table)
-        elif name == "scalars":
+        if name == "scalars":
             columns = {"name": self._names.numbers(table["name"]), "value": column(table, "value")}
         elif name == "events":
             columns = {"fact": [Fact(*row.values()) for row in table.select(Fact._fields).to_pylist()]}
-        return _Part(table, self._attempts(table), table["step"].fill_null(max(self._last, 0)).to_numpy(), columns)
+        return _Part(table, self._keys(table), columns)
+
+    def _keys(self, table: pa.Table) -> tuple[Integers, Integers]:
+        return self._attempts(table), table["step"].fill_null(max(self._last, 0)).to_numpy()
 
     def _attempts(self, table: pa.Table) -> Integers:
         if "attempt" in table.column_names and not table["attempt"].null_count:
@@ -147,26 +147,6 @@ class Watch:
             back = np.cumsum(np.diff(steps, prepend=self._last) < 0)
             result[closing] += back
         return result
-
-    def _statistics(self, table: pa.Table) -> dict[str, Any]:
-        columns: dict[str, Any] = {name: column(table, name) for name in (*_STATISTICS, "depth", "order")}
-        columns["id"] = self._known.identities(table)
-        status = table["status"]
-        plain = None if status.null_count == len(status) else status.cast(pa.string())
-        for name in _STATUSES:
-            found = np.zeros(len(status), bool) if plain is None else pc.equal(plain, name).fill_null(False).to_numpy()
-            columns[name] = found
-        histogram = table["histogram"] if "histogram" in table.column_names else None
-        if histogram is not None and histogram.null_count < len(histogram):
-            columns |= around_the_least(histogram)
-        return columns
-
-    def _rows(self, columns: Mapping[str, Any], rows: Integers) -> Rows:
-        ids = columns["id"][rows]
-        known = ids >= 0
-        rows, ids = rows[known], ids[known]
-        self._known.place(ids, columns["depth"][rows], columns["order"][rows])
-        return Rows(ids, columns, rows)
 
     def _scalars(self, columns: Mapping[str, Any], rows: Integers) -> dict[str, float]:
         values: dict[str, float] = {}
@@ -201,9 +181,9 @@ class Watch:
             found = found if self._against is None else self._against.usual(found, step)
             if len(found.ids) == 0:
                 return False
-            modules = set(np.unique(self._known.module[found.ids]).tolist())
+            modules = set(np.unique(self.known.module[found.ids]).tolist())
         else:
-            modules = {self._known.modules.number(found.module)} if found.module is not None else set()
+            modules = {self.known.modules.number(found.module)} if found.module is not None else set()
         if record is not None:
             record.last = step.step
             record.modules |= modules
@@ -215,7 +195,7 @@ class Watch:
         return True
 
     def _of_rows(self, hits: Hits) -> Finding:
-        known = self._known
+        known = self.known
         places = known.places(hits.ids, backward=hits.backward)
         first = places[np.argsort(hits.since[places], kind="stable")[0]]
         identity, value = int(hits.ids[first]), float(hits.values[first])
@@ -240,7 +220,7 @@ class Watch:
 
     def _of_all(self, alarm: Alarm) -> Finding:
         words = WORDS[alarm.kind]
-        type_, depth = ("", None) if alarm.module is None else self._known.about(alarm.module)
+        type_, depth = ("", None) if alarm.module is None else self.known.about(alarm.module)
         return Finding(
             kind=alarm.kind,
             severity=alarm.severity,
@@ -261,15 +241,11 @@ class Watch:
 class _Part:
     """The rows of one table by (attempt, step)."""
 
-    def __init__(self, table: pa.Table, attempts: Integers, steps: Integers, columns: Mapping[str, Any]) -> None:
+    def __init__(self, table: pa.Table, keys: tuple[Integers, Integers], columns: Mapping[str, Any]) -> None:
         self.table, self.columns = table, columns
+        attempts, steps = keys
         self._order = np.lexsort((steps, attempts))
-        steps, attempts = steps[self._order], attempts[self._order]
-        starts = np.flatnonzero(np.diff(steps, prepend=-1) | np.diff(attempts, prepend=-1)).tolist()
-        ends = [*starts[1:], len(steps)] if starts else []
-        self.slices: dict[tuple[int, int], tuple[int, int]] = {
-            (int(attempts[start]), int(steps[start])): (start, end) for start, end in zip(starts, ends, strict=True)
-        }
+        self.slices = slices_of(attempts[self._order], steps[self._order])
 
     def rows(self, key: tuple[int, int]) -> Integers:
         start, end = self.slices[key]

@@ -2,9 +2,12 @@
 
 import datetime
 import decimal
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from statsbridge.wording import counted
 
 from .output import Column, as_csv, as_json, number, one_line, page, print_line, print_table, show_page
 
@@ -46,7 +49,7 @@ def write_rows(header: Sequence[str], rows: Sequence[Sequence[Any]], output: str
         shown = rows[:ROWS_SHOWN]
         left_out = print_table(console, [_column(name, [row[at] for row in shown]) for at, name in enumerate(header)])
         if len(rows) > len(shown):
-            text = f"and {len(rows) - len(shown)} more rows: --format csv has them all"
+            text = f"and {counted(len(rows) - len(shown), 'more row')}: --format csv has them all"
             print_line(console, text, "missing")
         if left_out:
             print_line(console, f"left out at this width: {', '.join(left_out)} (piped output has it all)")
@@ -55,13 +58,43 @@ def write_rows(header: Sequence[str], rows: Sequence[Sequence[Any]], output: str
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """The lines of a Markdown table; no cell can break out of it."""
-    lines = [header, ["---"] * len(header), *([text(value) for value in row] for row in rows)]
-    return ["| " + " | ".join(markdown_text(cell) for cell in line) + " |" for line in lines]
+    lines = [header, *([text(value) for value in row] for row in rows)]
+    cells = [[_inline(cell).replace("|", "\\|") for cell in line] for line in lines]
+    cells.insert(1, ["---"] * len(header))
+    return ["| " + " | ".join(line) + " |" for line in cells]
+
+
+# What Markdown would obey: everywhere, and where a line may begin. An underscore inside a word is only itself.
+_OBEYED = re.compile(
+    r"[`*~]|\\(?=[!-/:-@\[-`{-~]|$)|<(?=[A-Za-z/!?])|&(?=#?\w+;)|(?:(?<=[^\W_])_+(?=[^\W_])|(?P<outside>_+))"
+)
+_AT_THE_BEGINNING = re.compile(r"\A(\s*(?:\d+(?=[.)](?:\s|$)))?)(?=[#>=[.)|]|[-+](?:[\s-]|$))")
+_LINK = re.compile(r"\][(\[:]")
 
 
 def markdown_text(words: str) -> str:
     """Text from a run, as one line of Markdown that shows it and does not obey it."""
-    return "".join("\\" + letter if letter in "\\`*_{}[]<>|#" else letter for letter in one_line(words))
+    return _AT_THE_BEGINNING.sub(r"\1\\", _inline(words), count=1)
+
+
+def _inline(words: str) -> str:
+    """The same where no line can begin."""
+    line = _OBEYED.sub(_escaped, one_line(words))
+    return re.sub(r"[\[\]]", r"\\\g<0>", line) if _LINK.search(line) else line
+
+
+def _escaped(found: re.Match[str]) -> str:
+    obeyed = found["outside"] or found[0]
+    inside_a_word = obeyed[0] == "_" and not found["outside"]
+    return obeyed if inside_a_word else "".join(f"\\{letter}" for letter in obeyed)
+
+
+def markdown_code(words: str) -> str:
+    """Text from a run as code in a line of Markdown (not in a table): all of it as it is."""
+    line = one_line(words)
+    fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    space = " " if line[:1] == "`" or line[-1:] == "`" else ""
+    return f"{fence}{space}{line}{space}{fence}"
 
 
 def text(value: Any) -> str:

@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .answers import markdown_table, markdown_text, text
-from .diagnose import place
+from statsbridge.wording import counted
+
+from .answers import markdown_code, markdown_table, markdown_text, text
+from .diagnose import place, silence
 from .output import number
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ def briefing(data: "RunData", findings: Sequence["Finding"], good: Sequence["Run
     """The lines of the page."""
     sections = (
         _header(data),
-        _findings(findings),
+        _findings(data, findings),
         _tree(findings),
         _curves(data),
         _baseline(data, good),
@@ -48,11 +50,11 @@ def _header(data: "RunData") -> Iterator[str]:
     yield ""
 
 
-def _findings(findings: Sequence["Finding"]) -> Iterator[str]:
+def _findings(data: "RunData", findings: Sequence["Finding"]) -> Iterator[str]:
     yield "## Findings, first cause first"
     yield ""
     if not findings:
-        yield "None: nothing is wrong, as far as the rules can see."
+        yield f"None: {silence(data)}."
         yield ""
     for position, finding in enumerate(findings, 1):
         yield f"### {position}. {markdown_text(finding.kind)} ({finding.severity}, from step {finding.step} on)"
@@ -124,7 +126,7 @@ def _notes(data: "RunData") -> Iterator[str]:
     for note in notes[-NOTES_SHOWN:]:
         yield f"- step {note['step']}: {markdown_text(note['message'] or '')}"
     if len(notes) > NOTES_SHOWN:
-        yield f"- and {len(notes) - NOTES_SHOWN} notes before these"
+        yield f"- and {counted(len(notes) - NOTES_SHOWN, 'note')} before these"
     yield ""
 
 
@@ -182,7 +184,7 @@ def _settings(data: "RunData") -> Iterator[str]:
     for name in ("config", "versions", "sampling", "sites"):
         value = data.info.get(name)
         if value:
-            yield f"- {name}: {markdown_text(json.dumps(value, ensure_ascii=False, default=str))}"
+            yield f"- {name}: {markdown_code(json.dumps(value, ensure_ascii=False, default=str))}"
     rates = data.scalars.filter(_starts_with(data, "lr/"))
     for rate in sorted({str(one) for one in rates["name"].unique().to_pylist()}):
         values = [row["value"] for row in rates.to_pylist() if row["name"] == rate]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from statsbridge.wording import counted
+
 from .ls import DEFAULT_DIRECTORY, size
 from .output import FORMATS, Column, as_csv, as_json, command, page, print_line, print_table, show_page
 
@@ -38,8 +40,8 @@ def compact(
                     done = compact_table(path, table, rank, fan_in=2, goes_on=holds)
                     if not holds():
                         raise LogError(f"another process has taken over run {path.name}: nothing is lost, try again")
-                    parts = f"{done.parts_before} -> {done.parts_after} parts"
-                    print_line(console, f"{table}/rank={rank}: {parts}, {done.rows} rows merged")
+                    parts = f"{done.parts_before} -> {counted(done.parts_after, 'part')}"
+                    print_line(console, f"{table}/rank={rank}: {parts}, {counted(done.rows, 'row')} merged")
         print_line(console, f"{size(before)} -> {size(_size(path))} in {path}")
         show_page(console)
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from statsbridge.wording import counted
+
 from .answers import markdown_table, markdown_text, text
 from .ls import DEFAULT_DIRECTORY
 from .output import Column, as_json, command, number, page, print_line, print_table, show_page
@@ -36,8 +38,9 @@ def compare(
 ) -> None:
     """Show at which step, and in which module, each run first parts from the good one, for each statistic.
 
-    Runs are lined up by step and module. A number has parted where it stays outside of the good run's range, widened by
-    the factor, for three sampled steps. What differs in config and versions is listed beside it.
+    Runs are lined up by step and module. What differs in config and versions is listed beside the numbers.
+
+    A number has parted where it stays outside of the good run's range, widened by the factor, for three sampled steps.
     """
     with command():
         from statsbridge.analyze.choices import unknown_choice
@@ -67,7 +70,7 @@ def headline(found: "Comparison") -> str:
         return "nothing to compare: the runs share no site and step"
     if first is None:
         alone = len(found.only_good) + len(found.only_other)
-        rest = f"; {alone} modules that only one side has could not be compared" if alone else ""
+        rest = f"; {counted(alone, 'module')} that only one side has could not be compared" if alone else ""
         return f"does not part from the good range from step {found.steps[0]} to step {found.steps[1]}{rest}"
     tensor = f" {first.tensor}" if first.tensor else ""
     where = f"{first.site}{tensor} of {first.module or 'the model'}"

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from statsbridge.wording import counted
+
 from .answers import markdown_table, markdown_text
 from .ls import DEFAULT_DIRECTORY
 from .output import Column, as_csv, as_json, command, number, page, print_line, print_table, show_page
@@ -59,7 +61,7 @@ def facts(found: "Curves") -> list[tuple[str, float | None, str]]:
 
     shape = found.shape
     curve = "training" if found.validation is None else "validation"
-    slope = f"of a line through the last {shape.last} {curve} points"
+    slope = f"of a line through the last {counted(shape.last, f'{curve} point')}"
     if shape.slope_error is not None:
         slope += f", ± {shape.slope_error:.2g}"
     rows: list[tuple[str, float | None, str]] = [("last training value", shape.last_train, "")]
@@ -74,7 +76,7 @@ def facts(found: "Curves") -> list[tuple[str, float | None, str]]:
             ("gap", shape.gap, "last validation - last training"),
         ]
     average = found.smoothed
-    hidden = f"hides {len(average.hidden)} of {len(average.spikes)} spikes"
+    hidden = f"hides {len(average.hidden)} of {counted(len(average.spikes), 'spike')}"
     return [
         *rows,
         ("slope", shape.slope, slope),
@@ -96,7 +98,7 @@ def _print(run: str, found: "Curves") -> None:
     from statsbridge.view.sparkline import sparkline
 
     console = page()
-    print_line(console, f"run {run}  {found.shape.points} points")
+    print_line(console, f"run {run}  {counted(found.shape.points, 'point')}")
     for curve in (found.train, *([] if found.validation is None else [found.validation])):
         column = "train" if curve is found.train else "validation"
         print_line(console, f"{sparkline(found.points[column].to_pylist(), SPARKLINE_CELLS)}  {curve.name}")

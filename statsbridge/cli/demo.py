@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 import statsbridge
 from statsbridge.errors import ConfigError
 
-from .output import command, number, page, print_line, show_page
+from .output import command, number, page, print_line, progress_bar, show_page
 from .show import print_run
 
 if TYPE_CHECKING:
     import torch
+    from rich.progress import ProgressColumn
     from torch import nn
 
 SEED = 0
@@ -68,8 +67,7 @@ def train(directory: str, epochs: int) -> tuple[Path, str]:
     config = {"seed": SEED, "batch": BATCH, "lr": LEARNING_RATE, "dead": dead}
 
     run = statsbridge.init(model, every=10, name="demo", config=config, dir=directory)
-    progress = _progress()
-    with progress:
+    with progress_bar(*_columns()) as progress:
         batches = -(-len(images) // BATCH)
         task = progress.add_task("training", total=epochs * batches, loss="", accuracy="")
         for epoch in range(epochs):
@@ -94,12 +92,12 @@ def train(directory: str, epochs: int) -> tuple[Path, str]:
     return run.path, dead
 
 
-def _progress() -> Progress:
-    """A progress bar on stderr, disabled where stderr is no terminal: `train` prints lines instead."""
-    console = Console(stderr=True)
+def _columns() -> "tuple[ProgressColumn, ...]":
+    """Of the bar. Where that is disabled, `train` prints lines instead."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
     text = TextColumn("loss {task.fields[loss]} accuracy {task.fields[accuracy]}")
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), text)
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    return TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), text
 
 
 def _digits() -> "tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]":

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from statsbridge.wording import counted
+
 from .ls import DEFAULT_DIRECTORY
 from .output import Column, as_json, command, number, page, print_line, print_table, show_page
 
@@ -60,6 +62,8 @@ def diagnose(
             sys.stdout.write("\n".join(briefing(data, findings, good)) + "\n")
         else:
             _print(data, findings)
+        for one in good:
+            _say_if_short(one, data)
         critical = any(finding.severity == "critical" for finding in findings)
     if critical:
         raise typer.Exit(EXIT_CRITICAL)
@@ -80,15 +84,28 @@ def _thresholds(given: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def _silence(data: "RunData") -> str:
+def silence(data: "RunData") -> str:
     """What no finding means: a rule is silent, too, where it has seen nothing."""
     steps = len(data.select(columns=("step",))["step"].unique())
     if not steps and not data.scalars.num_rows:
         return "nothing has been recorded, so nothing can be said"
     said = "nothing is wrong, as far as the rules can see"
     if steps < FEW_STEPS:
-        said += f"; they have seen {steps} sampled step{'' if steps == 1 else 's'}, and most need {FEW_STEPS}"
+        said += f"; they have seen {counted(steps, 'sampled step')}, and most need {FEW_STEPS}"
     return said
+
+
+def _say_if_short(good: "RunData", data: "RunData") -> None:
+    """On standard error, where a good run ends long before the one that it judges."""
+    import pyarrow.compute as pc
+
+    ends, end = (pc.max(run.select(columns=("step",))["step"]).as_py() or 0 for run in (good, data))
+    if 2 * ends < end:
+        typer.echo(
+            f"statsbridge: the good run {good.id} ends at step {ends}, this one at step {end}: what a training is like "
+            "later is judged by its beginning",
+            err=True,
+        )
 
 
 def _print(data: "RunData", findings: Sequence["Finding"]) -> None:
@@ -96,7 +113,7 @@ def _print(data: "RunData", findings: Sequence["Finding"]) -> None:
     name = data.info["name"]
     print_line(console, f"run {data.id}" + ("" if name == data.id else f"  name {name}"))
     if not findings:
-        print_line(console, _silence(data))
+        print_line(console, silence(data))
         show_page(console)
         return
     cells: dict[str, list[tuple[str, str]]] = {

@@ -69,6 +69,7 @@ def _findings(directory: Path) -> Iterator[Finding]:
     yield _write_access(directory)
     yield from _newest_run(directory)
     yield _policy()
+    yield from _key(directory)
     yield _disabled(os.environ.get("STATSBRIDGE_DISABLED"))
 
 
@@ -152,6 +153,20 @@ def _policy() -> Finding:
         return Finding("policy", "ok", "none: unrestricted runs may be mirrored anywhere, restricted ones nowhere")
     named = ", ".join(sorted(file.path for file in files))
     return Finding("policy", "ok", f"{named} (statsbridge policy explains)")
+
+
+def _key(directory: Path) -> Iterator[Finding]:
+    """Whether the newest run's names can go on leaving as the hashes they had; nothing where none has left so."""
+    try:
+        from statsbridge.log import resolve_run
+        from statsbridge.mirror.hashing import key_trouble
+
+        run = resolve_run("latest", directory)
+    except (LogError, ImportError, OSError):
+        return
+    trouble = key_trouble(run)
+    if trouble is not None:
+        yield Finding("key", "warning", f"{run.name}: {trouble}")
 
 
 def _disabled(value: str | None) -> Finding:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from statsbridge.analyze.findings import Finding
 from statsbridge.analyze.rules.words import WORDS
 from statsbridge.analyze.watch import Watch
-from statsbridge.errors import LogError
+from statsbridge.errors import LogError, SchemaTooNew
 from statsbridge.log.folder import read_writer, writer_file
 from statsbridge.log.parts import list_parts
 from statsbridge.log.runs import read_info, run_state
@@ -34,6 +34,7 @@ _FIRST_CURVES = ("loss", "grad_norm")
 _LAST_CURVES = ("update_ratio", "param_norm", "grad_norm_applied", "step_time", "samples", "samples_per_second")
 _LIVE = ("running", "created")
 _CHUNKS = 5  # of a long record, at one look
+_LOOKS = 5  # of a run that has ended, until what cannot be read is given up
 _RATE_STEPS = 50
 _SIZE_SECONDS = 5.0
 _RANK_FOLDER = re.compile(r"rank=(\d+)")
@@ -97,6 +98,7 @@ class Follower:
         self._progress = _Progress()
         self._alerts: deque[dict[str, Any]] = deque(maxlen=KEPT_ALERTS)
         self._size = (-_SIZE_SECONDS, 0)
+        self._failed = 0  # looks, one after the other
         self._trouble = ""
         self._lost = ""
 
@@ -110,14 +112,18 @@ class Follower:
         try:
             behind = self._read(final=over)
             self._read_others()
+            self._weigh(anew=over)
+        except SchemaTooNew:  # no later look will find it older
+            raise
         except (LogError, OSError) as error:
             self._trouble = str(error)
+        self._failed = self._failed + 1 if self._trouble else 0
         progress = self._progress
         return Situation(
             id=str(self._info["id"]),
             name=str(self._info["name"]),
             state=state,
-            ended=over and not (behind or self._trouble),
+            ended=over and not behind and (not self._trouble or self._failed >= _LOOKS),
             writer=self._writer(),
             findings=self._watch.findings(),
             step=progress.times[-1][0] if progress.times else None,
@@ -126,7 +132,7 @@ class Follower:
             sampled=len(progress.sampled),
             curves={name: [value for _, value in progress.curves[name]] for name in _ordered(progress.curves)},
             alerts=tuple(self._alerts),
-            bytes=self._bytes(anew=over),
+            bytes=self._size[1],
             mirrors=self._mirrors(),
             behind=behind,
             trouble=self._trouble or self._lost,
@@ -153,7 +159,9 @@ class Follower:
         scalars = chunk.scalars
         attempts = pc.max(scalars["attempt"]).as_py()
         if attempts is not None and attempts > self._progress.attempt:
-            self._progress.go_back(attempts, pc.min(scalars["step"]).as_py() or 0)
+            # What is logged outside of steps may be about any step.
+            steps = scalars.filter(pc.is_valid(scalars["iteration"]))["step"]
+            self._progress.go_back(attempts, pc.min(steps).as_py() or 0)
         self._progress.sampled.update(chunk.stats["step"].unique().to_pylist())
         columns = (scalars[name].to_pylist() for name in ("name", "step", "value", "iteration"))
         times = scalars["time"].cast(pa.int64()).to_pylist()
@@ -199,11 +207,10 @@ class Follower:
         heard = writer.heartbeat[:19].replace("T", " ")
         return f"process {writer.pid} on {writer.host}, last heard of at {heard} UTC"
 
-    def _bytes(self, *, anew: bool) -> int:
+    def _weigh(self, *, anew: bool) -> None:
         now = time.monotonic()
         if anew or now - self._size[0] >= _SIZE_SECONDS:
             self._size = (now, sum(part.size for table in SCHEMAS for part in list_parts(self._run, table)))
-        return self._size[1]
 
     def _mirrors(self) -> list[MirrorState]:
         try:

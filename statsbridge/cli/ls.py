@@ -39,8 +39,9 @@ def ls(
 ) -> None:
     """List the runs in a folder, the newest first.
 
-    --where takes a condition in DuckDB's SQL over id, name, started, state, steps, sampled_steps, attempts, bytes,
-    path, rows_<table>, events_<severity>, config.<key> and versions.<package>.
+    --where takes a condition in DuckDB's SQL over id, name, started, state, steps, sampled_steps, attempts and bytes.
+
+    It also has path, rows_<table>, events_<severity>, config.<key> and versions.<package>.
     """
     with command():
         from statsbridge.analyze.choices import unknown_choice

@@ -10,9 +10,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import typer
 from rich.cells import cell_len
@@ -21,6 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from statsbridge.errors import StatsBridgeError, StatsBridgeWarning
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 FORMATS = ("table", "json", "csv")
 EXIT_WRONG_INPUT = 2
@@ -126,6 +129,18 @@ def number(value: float | None) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+@contextmanager
+def progress_bar(*columns: "ProgressColumn") -> "Iterator[Progress]":
+    """A bar on standard error; where that is no terminal, one that is disabled and writes nothing."""
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    # At its end a disabled one wrote an empty line, before rich 14.3.
+    with nullcontext(bar) if bar.disable else bar:
+        yield bar
 
 
 def page() -> Console:

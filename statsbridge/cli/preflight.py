@@ -35,7 +35,7 @@ def preflight(
     *,
     output: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
 ) -> None:
-    """Run the checklist: data, initial loss, gradients, one batch by heart, learning rate, dead units.
+    """Run the checklist: data, initial loss, dead units, gradients, one batch by heart, learning rate.
 
     It stops at the first test that fails, with exit status 1. MODULE is imported as Python would from this folder.
     """

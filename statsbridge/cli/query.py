@@ -19,8 +19,9 @@ def query(
 ) -> None:
     """Ask one SELECT, in DuckDB's SQL, of the tables modules, stats, scalars and events.
 
-    Of several runs each table has the rows of all, and a column run with the run's id. Nothing is written, and no file
-    but those of the runs can be read.
+    Of several runs each table has the rows of all, and a column run with the run's id.
+
+    Nothing is written, and no file but those of the runs can be read.
     """
     with command():
         from statsbridge.analyze.choices import unknown_choice

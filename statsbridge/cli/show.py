@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from statsbridge.wording import counted
+
 from .facts import alerts, csv_text, document, first_and_last, size_line
 from .output import (
     FORMATS,
@@ -191,4 +193,4 @@ def _print_events(console: "Console", data: "RunData") -> None:
         text = f"{symbol} {event['kind']}{when}{where}: {event['message']}"
         print_line(console, text, event["severity"])
     if len(raised) > EVENTS_SHOWN:
-        print_line(console, f"and {len(raised) - EVENTS_SHOWN} more events of severity warning or critical")
+        print_line(console, f"and {counted(len(raised) - EVENTS_SHOWN, 'more event')} of severity warning or critical")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .output import Column, command, one_line, page, print_line, print_table, show_page
+from .output import Column, command, one_line, page, print_line, print_table, progress_bar, show_page
 
 if TYPE_CHECKING:
     from statsbridge.mirror.sync import Delivered
@@ -24,24 +24,23 @@ def sync(
 ) -> None:
     """Deliver to the trackers what is on disk and has not arrived there. Exit status 1 if something remains."""
     with command():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
         from statsbridge.log import resolve_run
         from statsbridge.mirror.sync import sync as deliver
 
         path = resolve_run(run, directory)
-        console = Console(stderr=True)
         columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         said: set[str] = set()
 
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        with progress_bar(*columns) as bar:
             task = bar.add_task("rows")
 
             def report(kind: str, message: str, *, cause: str, warn: bool) -> None:
                 if cause not in said:
                     said.add(cause)
-                    console.print(f"statsbridge: {one_line(message)}", markup=False, highlight=False, soft_wrap=True)
+                    told = f"statsbridge: {one_line(message)}"
+                    bar.console.print(told, markup=False, highlight=False, soft_wrap=True)
 
             def progress(done: int, total: int) -> None:
                 bar.update(task, completed=done, total=total)

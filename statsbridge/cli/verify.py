@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from statsbridge.wording import counted
+
 from .output import FORMATS, Column, as_csv, as_json, command, number, page, print_line, print_table, show_page
 
 if TYPE_CHECKING:
@@ -99,11 +101,15 @@ def _document(result: "Verification") -> dict[str, Any]:
     }
 
 
+def _same_of(same: int, compared: int) -> str:
+    return f"{same} of {counted(compared, 'value')} {'is' if compared == 1 else 'are'}"
+
+
 def _print_tracker(result: "Verification") -> None:
     from statsbridge.mirror.comparison import DOCUMENTED
 
     console = page()
-    print_line(console, f"{result.backend} ({result.address}): {result.same} of {result.compared} values are the same")
+    print_line(console, f"{result.backend} ({result.address}): {_same_of(result.same, result.compared)} the same")
     if result.superseded:
         print_line(console, f"of them {result.superseded} were superseded when the run was resumed; both were sent")
     for kind, count in sorted(result.counts.items(), key=lambda pair: pair[0] in DOCUMENTED):
@@ -157,9 +163,7 @@ def _print_scalars(
 ) -> None:
     console = page()
     same = compared - len(differences)
-    print_line(
-        console, f"{file}: {same} of {compared} values are as recorded (relative difference up to {number(limit)})"
-    )
+    print_line(console, f"{file}: {_same_of(same, compared)} as recorded (relative difference up to {number(limit)})")
     if rows:
         _print_rows(console, rows, _SCALAR_COLUMNS, folds="name")
     show_page(console)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from statsbridge.wording import counted
+
 from .ls import DEFAULT_DIRECTORY, size
 from .output import STYLES, command, number, one_line
 
@@ -155,7 +157,7 @@ def _progress(situation: "Situation") -> str:
         parts.append(f"{situation.rate:.3g} steps/s")
     parts += [f"{situation.sampled} sampled", f"{size(situation.bytes)} on disk"]
     if situation.behind:
-        parts.append(f"{situation.behind} rows to read")
+        parts.append(f"{counted(situation.behind, 'row')} to read")
     return "  ".join(parts)
 
 
@@ -184,7 +186,8 @@ def _told_mirror(mirror: "MirrorState") -> str:
         state = "its process is gone; deliver the rest with statsbridge sync"
     reason = f" ({mirror.reason})" if mirror.reason else ""
     rejected = f", {mirror.counts.rejected} rejected" if mirror.counts.rejected else ""
-    return f"{mirror.backend} at {mirror.destination.address}: {state}{reason}, {mirror.counts.points} points{rejected}"
+    points = counted(mirror.counts.points, "point")
+    return f"{mirror.backend} at {mirror.destination.address}: {state}{reason}, {points}{rejected}"
 
 
 def _last_line(situation: "Situation") -> str:
@@ -213,6 +216,8 @@ def _as_lines(follower: "Follower", seconds: float) -> "Situation":
             say(told(finding))
         for alert in situation.alerts:
             say(_told_alert(alert))
+        if situation.trouble:
+            say(situation.trouble)
         if situation.step is not None and not situation.behind:
             say(_numbers(situation))
         sys.stdout.flush()

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError
 from .sampling import LARGEST_LABEL
 
-_OLDEST_TORCH = (2, 7)
+_OLDEST_TORCH = (2, 6)
 
 #: How the depth of modules is found: traced in the first sampled forward, by torch.fx, or not at all.
 ORDERS = ("auto", "fx", "execution")
@@ -28,7 +28,7 @@ def check_torch() -> None:
     """Raise ConfigError where torch is older than the oldest version that works. Vendors' builds are accepted."""
     parts = torch.__version__.split("+")[0].split(".")
     if tuple(int(part) for part in parts[:2]) < _OLDEST_TORCH:
-        raise ConfigError(f"torch {torch.__version__} is too old: statsbridge needs torch >= 2.7; upgrade torch")
+        raise ConfigError(f"torch {torch.__version__} is too old: statsbridge needs torch >= 2.6; upgrade torch")
 
 
 def check_models(model: object) -> nn.Module | dict[str, nn.Module]:

@@ -11,7 +11,7 @@ from . import statistics
 
 #: Squares of float32 values outside this range of norms lose digits to under- or overflow.
 _SAFE = (1e-15, 1e18)
-_CHUNK = 131_072
+_CHUNK = 32_768
 
 
 def global_norm(tensors: Sequence[torch.Tensor]) -> float | torch.Tensor:

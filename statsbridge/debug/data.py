@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 
 from ..analyze.findings import SEVERITIES
 from ..errors import ConfigError
+from ..wording import counted
 from .data_features import Feature
-from .data_finding import DataFinding, counted, listed, wrapped
+from .data_finding import DataFinding, listed, wrapped
 from .data_input_rules import value_findings
 from .data_label_rules import label_findings, label_line
 from .data_parts import Part, check_parts
@@ -231,10 +232,12 @@ def sample_line(sample: Sample) -> str:
 
 def _array_text(array: Any) -> str:
     if array.size == 1:
-        return repr(array.item()) if array.dtype.kind == "U" else f"{array.item():.4g}"
+        value = array.item()
+        return f"{value:.4g}" if isinstance(value, float) else repr(value)
     if array.dtype.kind not in "biuf" or not array.size:
         return f"{list(array.shape)}"
     finite = array[np.isfinite(array)]
     broken = "" if len(finite) == array.size else f" and {array.size - finite.size} not finite"
-    ends = f" {finite.min():.4g} to {finite.max():.4g}" if finite.size else ""
+    form = ".4g" if array.dtype.kind == "f" else ""
+    ends = f" {finite.min():{form}} to {finite.max():{form}}" if finite.size else ""
     return f"{list(array.shape)}{ends}{broken}"

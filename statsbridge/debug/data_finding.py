@@ -51,8 +51,3 @@ def wrapped(text: str, indent: str = "") -> list[str]:
         further = " " * (len(line) - len(line.lstrip()) + 2)
         lines += textwrap.wrap(line, _COLUMNS, initial_indent=indent, subsequent_indent=indent + further) or [""]
     return lines
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 sample`, `2 samples`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..wording import counted
 from .data_features import Feature
-from .data_finding import DataFinding, counted, listed, named
+from .data_finding import DataFinding, listed, named
 from .data_split import Split
 
 #: Root mean square of a feature from which on it drives a network out of the range that its initialisation assumes.

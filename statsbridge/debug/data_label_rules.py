@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
 from ..analyze.findings import Severity
+from ..wording import counted
 from .data_features import Feature
-from .data_finding import DataFinding, counted, listed, named
+from .data_finding import SHOWN, DataFinding, listed, named
 from .data_labels import Label, Labels
 from .data_split import Split
 
@@ -143,16 +145,17 @@ def _balance(split: Split, labels: Labels, classes: int | None) -> Iterator[Data
             2.0,
         )
         return
-    missing = _missing(labels, classes)
+    missing, first = _missing(labels, classes)
     if missing and split.name == "training":
         yield _finding(
             split,
             part,
             "missing_classes",
             "warning",
-            f"has no sample of {listed(map(_class, missing))}",
+            f"has no sample of {', '.join(map(_class, first))}"
+            + (f" and {missing - len(first):,} more" if missing > len(first) else ""),
             "add samples of them, or leave the classes out",
-            float(len(missing)),
+            float(missing),
             0.0,
         )
     (most, largest), (least, smallest) = counts.most_common()[0], counts.most_common()[-1]
@@ -178,11 +181,15 @@ def _valid(labels: Labels, classes: int | None) -> collections.Counter[Label]:
     return collections.Counter(valid)
 
 
-def _missing(labels: Labels, classes: int | None) -> list[int]:
+def _missing(labels: Labels, classes: int | None) -> tuple[int, list[int]]:
+    """How many classes have no sample, and the first of them: labels may be numbers of millions."""
     if labels.kinds & {"text", "bool"}:
-        return []
-    first = 1 if classes is None and labels.low == 1 else 0
-    return [number for number in range(first, classes or int(labels.high) + 1) if number not in labels.counts]
+        return 0, []
+    first, end = 1 if classes is None and labels.low == 1 else 0, classes or int(labels.high) + 1
+    there = sum(isinstance(one, int | float) and first <= one < end and one == int(one) for one in labels.counts)
+    gone = (number for number in range(first, end) if number not in labels.counts)
+    missing = end - first - there
+    return missing, list(itertools.islice(gone, min(missing, SHOWN)))
 
 
 def _class(label: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import math
@@ -16,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from ..errors import ConfigError
+from .data_drawn import recorded, which
 from .data_parts import Array, Part, Picker, arrays_in
 
 # Samples of a data set that are looked at together, and the elements they may have: memory stays bounded.
@@ -124,7 +124,7 @@ def _first(block: Block, samples: int) -> Block:
 
 
 def _read_batches(given: Source, pick: Picker) -> Iterator[Block | Unreadable]:
-    loader, drawn = _recorded(given.data) if given.indexed else (given.data, None)
+    loader, drawn = recorded(given.data) if given.indexed else (given.data, None)
     position = 0
     batches = iter(loader)
     for number in itertools.count():
@@ -133,46 +133,12 @@ def _read_batches(given: Source, pick: Picker) -> Iterator[Block | Unreadable]:
         except StopIteration:
             return
         except Exception as error:  # whatever the user's data raise is what is to be told
-            yield Unreadable(f"batch {number}{_which(drawn)}", _said(error))
+            yield Unreadable(f"batch {number}{which(drawn)}", _said(error))
             return
         known = drawn.popleft() if drawn else None
         for block in _blocks(*pick(batch), position, known):
             position += len(block.indices)
             yield block
-
-
-def _recorded(loader: DataLoader[Any]) -> tuple[DataLoader[Any], collections.deque[list[Any]]]:
-    """A loader that gives the same batches, and the indices that it drew for them, in the same order."""
-    drawn: collections.deque[list[Any]] = collections.deque()
-    shared: dict[str, Any] = {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-    }
-    if loader.num_workers:
-        shared["prefetch_factor"] = loader.prefetch_factor
-    return DataLoader(loader.dataset, batch_sampler=_Recorder(loader.batch_sampler, drawn), **shared), drawn
-
-
-class _Recorder:
-    """A batch sampler that writes down what it gave."""
-
-    def __init__(self, sampler: Any, drawn: collections.deque[list[Any]]) -> None:
-        self.sampler = sampler
-        self.drawn = drawn
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        for indices in self.sampler:
-            indices = list(indices)
-            self.drawn.append(indices)
-            yield indices
-
-
-def _which(drawn: collections.deque[list[Any]] | None) -> str:
-    return f" (samples {', '.join(map(str, drawn[0][:8]))}{', …' if len(drawn[0]) > 8 else ''})" if drawn else ""
 
 
 def _read_samples(given: Source, pick: Picker, limit: int | None) -> Iterator[Block | Unreadable]:

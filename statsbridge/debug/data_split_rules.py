@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sized
 
 import numpy as np
 
+from ..wording import counted
 from .data_duplicates import Duplicates, duplicates_across, duplicates_within
-from .data_finding import DataFinding, counted, listed, named
+from .data_finding import DataFinding, listed, named
 from .data_split import Split
 
 #: Share of a split that is also in the training data, above which its numbers mean nothing.

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..collect.modules import ModuleIndex
 from ..errors import ConfigError
+from ..wording import counted
 from .dead_units import DeadLayer, DeadUnits
 
 # A row of their weight is what comes into one unit.
@@ -39,7 +40,7 @@ class Revival:
         return sum(map(len, self.units.values()))
 
     def __str__(self) -> str:
-        lines = [f"{self.count} units were drawn anew"]
+        lines = [f"{counted(self.count, 'unit')} {'was' if self.count == 1 else 'were'} drawn anew"]
         lines += [f"  {name or '(model)'}: {len(units)}" for name, units in self.units.items()]
         lines += [f"  left as they are behind {name}: {reason}" for name, reason in self.skipped.items()]
         return "\n".join(lines)
@@ -125,7 +126,7 @@ def _check(source: str, layers: list[DeadLayer], modules: Modules) -> None:
             raise ConfigError(f"the model has no module {name!r}: {other}")
     layer, looked_at = modules[source], layers[0].units
     if isinstance(layer, _ROWS_ARE_UNITS) and len(layer.weight) != looked_at:
-        raise ConfigError(f"{source!r} has {len(layer.weight)} units, {looked_at} were looked at: {other}")
+        raise ConfigError(f"{source!r} has {counted(len(layer.weight), 'unit')}, looked at were {looked_at}: {other}")
 
 
 def _unsuited(layer: nn.Module | None) -> str | None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigError
+from ..wording import counted
 from .batches import Loss, batch_size, call_model, checked_loader, device_of, fresh, is_criterion, without_dropout
 from .data_parts import Picker
 from .dead_watch import DeadWatch, Fired
@@ -209,10 +210,13 @@ def _explanation(layers: tuple[DeadLayer, ...], samples: int, allowed: float) ->
         return "The model calls nothing of ReLU's kind, behind which a unit could be dead."
     dead = [layer for layer in layers if layer.dead]
     if not dead:
-        return f"Every unit fired for some of the {samples:,} samples."
-    lines = [f"{layer.title}: {len(layer.dead)} of {layer.units} units never fired" for layer in dead[:_LAYERS_SHOWN]]
+        return f"Every unit fired for some of the {counted(samples, 'sample')}."
+    lines = [
+        f"{layer.title}: {len(layer.dead)} of {counted(layer.units, 'unit')} never fired"
+        for layer in dead[:_LAYERS_SHOWN]
+    ]
     if len(dead) > _LAYERS_SHOWN:
-        lines.append(f"and {len(dead) - _LAYERS_SHOWN} more layers with dead units")
+        lines.append(f"and {counted(len(dead) - _LAYERS_SHOWN, 'more layer')} with dead units")
     if any(layer.fraction > allowed for layer in dead):
         lines.append(
             "They get no gradient and never recover by themselves. revive_dead_units draws their weights anew. So that "

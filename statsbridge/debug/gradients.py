@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import ConfigError
+from ..wording import counted
 from .batches import Loss, device_of, fresh, given_batch, loss_value, with_gradients
 from .derivative import RIGHT, WRONG, Comparison, compare
 from .exact import Exact, float64_by_default
@@ -116,7 +117,8 @@ def _checks(
         gradient = gradients[name] if gradients[name] is not None else torch.zeros_like(values)
         assert gradient is not None
         for place in _places(gradient, coordinates, generator):
-            direction = torch.zeros_like(values)
+            # In the order of `reshape`, whatever order the parameter has in memory (channels_last, transposed).
+            direction = torch.zeros_like(values, memory_format=torch.contiguous_format)
             direction.view(-1)[place] = 1.0
             size = max(abs(float(values.reshape(-1)[place])), float(values.square().mean().sqrt()), _SMALLEST)
             with exact.moving(name, direction) as at:
@@ -184,8 +186,9 @@ def _judged(checks: list[_Check], gradients: dict[str, torch.Tensor | None], mid
     else:
         passed = True
         explanation = (
-            f"Autograd agrees with central differences in {len(by_verdict['right'])} of {len(checks)} derivatives of "
-            f"{len(gradients)} parameters.{_undecided(by_verdict['undecided'])}"
+            f"Autograd agrees with central differences in {len(by_verdict['right'])} of "
+            f"{counted(len(checks), 'derivative')} of {counted(len(gradients), 'parameter')}."
+            f"{_undecided(by_verdict['undecided'])}"
         )
     return GradientResult(
         name=_NAME, passed=passed, numbers=numbers, explanation=explanation, table=_table(checks), wrong=wrong

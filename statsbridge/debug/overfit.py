@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
+from ..wording import counted
 from .batches import Loss, device_of, fresh, given_batch, loss_value, with_gradients, without_dropout
 from .optimizers import OptimizerChoice, checked_optimizer, held_by, make_optimizer, optimizers_in, trainable
 from .preserving import preserved
@@ -179,7 +180,7 @@ def _judged(attempt: _Attempt, attempts: int, threshold: float, noise: float | N
             "threshold well below the loss at the start."
         )
     elif passed:
-        explanation = f"The batch was learnt by heart in {len(losses) - 1} steps{_at(attempt)}."
+        explanation = f"The batch was learnt by heart in {counted(len(losses) - 1, 'step')}{_at(attempt)}."
     else:
         explanation = next(_reasons(attempt, threshold, noise)) + _others(attempts)
     if attempt.unreached and not attempt.detached:
@@ -194,7 +195,7 @@ def _judged(attempt: _Attempt, attempts: int, threshold: float, noise: float | N
 def _reasons(attempt: _Attempt, threshold: float, noise: float | None) -> Iterator[str]:
     """Why the batch was not learnt, the surest sign first."""
     losses = attempt.losses
-    first, last, steps = losses[0], losses[-1], len(losses) - 1
+    first, last, steps = losses[0], losses[-1], counted(len(losses) - 1, "step")
     if not math.isfinite(last):
         yield _nonfinite_reason(attempt)
     if attempt.detached:
@@ -205,7 +206,7 @@ def _reasons(attempt: _Attempt, threshold: float, noise: float | None) -> Iterat
         )
     if attempt.unheld and len(set(losses)) == 1:
         yield (
-            f"The loss did not change in {steps} steps, and the optimizer does not hold {named(attempt.unheld)}: make "
+            f"The loss did not change in {steps}, and the optimizer does not hold {named(attempt.unheld)}: make "
             "it from this model's parameters, after the last change of the model."
         )
     if attempt.all_zero:
@@ -221,12 +222,12 @@ def _reasons(attempt: _Attempt, threshold: float, noise: float | None) -> Iterat
         )
     if last >= first - 0.01 * abs(first):
         yield (
-            f"The loss did not fall in {steps} steps ({first:.4g} to {last:.4g}){_at(attempt)}. Look at a wrong sign "
-            "or axis of the loss, targets that do not belong to their inputs (or are shuffled anew inside the loss), "
+            f"The loss did not fall in {steps} ({first:.4g} to {last:.4g}){_at(attempt)}. Look at a wrong sign or axis "
+            "of the loss, targets that do not belong to their inputs (or are shuffled anew inside the loss), "
             "inputs that are all alike, and the learning rate."
         )
     yield (
-        f"The loss fell from {first:.4g} to {last:.4g} in {steps} steps{_at(attempt)}, not below {threshold:g}. Give "
+        f"The loss fell from {first:.4g} to {last:.4g} in {steps}{_at(attempt)}, not below {threshold:g}. Give "
         "more steps or another learning rate first. If it stays: a model too small for the batch, equal inputs with "
         "different targets, a softmax applied twice, or a loss whose lowest value is above 0 (label smoothing, soft "
         "targets, a penalty on the weights), which needs a higher threshold."

@@ -15,9 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigError, StatsBridgeError
+from ..wording import counted
 from .batches import Loss, checked_loader, first_batch
 from .data import DataResult, check_data, data_result, finding_lines
-from .data_finding import counted, wrapped
+from .data_finding import wrapped
 from .data_parts import Part
 from .dead_units import find_dead_units
 from .gradients import gradient_check
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 TESTS = (
     "check_data",
     "initial_loss_check",
+    "find_dead_units",
     "gradient_check",
     "overfit_one_batch",
     "learning_rate_range_test",
-    "find_dead_units",
 )
 # Enough to see a unit fire, and read in a minute.
 _MOST_SAMPLES = 10_000
@@ -88,9 +89,10 @@ def preflight(
     overfit_loss: float = 0.1,
     limit: int | None = None,
 ) -> PreflightResult:
-    """Run the checklist: data, initial loss, gradients, one batch by heart, learning rate, dead units.
+    """Run the checklist: data, initial loss, dead units, gradients, one batch by heart, learning rate.
 
-    It stops at the first test that fails, since the later ones would only show the same. A test that cannot tell is no
+    It stops at the first test that fails, since the later ones would only show the same: what names a cause comes
+    before what it would break. A test that cannot tell is no
     failure. An error that the model, the loss or the data raise is one.
 
     Args:
@@ -206,7 +208,7 @@ def _ready(parts: list[Result]) -> str:
     data = parts[0]
     warnings = [one for one in data.findings if one.severity == "warning"] if isinstance(data, DataResult) else []
     lines = [f"! {finding.split}: {finding.message}" for finding in warnings]
-    more = [f"and {len(lines) - _WARNINGS_SHOWN} more warnings"] if len(lines) > _WARNINGS_SHOWN else []
+    more = [f"and {counted(len(lines) - _WARNINGS_SHOWN, 'more warning')}"] if len(lines) > _WARNINGS_SHOWN else []
     return "\n".join([said, *lines[:_WARNINGS_SHOWN], *more])
 
 
@@ -219,7 +221,7 @@ def why(part: Result) -> str:
     if len(lines) <= _LINES_SHOWN:
         return "\n".join(lines)
     return "\n".join(
-        [*lines[:_LINES_SHOWN], f"and {len(lines) - _LINES_SHOWN} more lines in the result of {part.name}"]
+        [*lines[:_LINES_SHOWN], f"and {counted(len(lines) - _LINES_SHOWN, 'more line')} in the result of {part.name}"]
     )
 
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigError
+from ..wording import counted
 from .batches import Loss, checked_loader, device_of, fresh, loss_value, with_gradients
 from .optimizers import OptimizerChoice, checked_optimizer, make_optimizer, optimizers_in, trainable
 from .preserving import preserved
@@ -254,8 +255,8 @@ def _without_fall(rates: list[float], losses: list[float], curve: RateCurve) -> 
         return False, "The loss has no gradient: it depends on no trainable parameter. overfit_one_batch says more."
     if curve.rises and len(losses) < 20:
         return None, (
-            f"No rate is suggested: the loss diverged within {len(losses)} steps, at a rate of {rates[-1]:.3g}. Give a "
-            "lower lowest rate."
+            f"No rate is suggested: the loss diverged within {counted(len(losses), 'step')}, at a rate of "
+            f"{rates[-1]:.3g}. Give a lower lowest rate."
         )
     if curve.needed > 0.1 * abs(curve.start):
         return None, (

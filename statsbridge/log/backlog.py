@@ -1,5 +1,6 @@
 """Rows between memory and disk: numbered, cut into parts, and kept while the disk cannot take them."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -85,7 +86,8 @@ class Backlog:
             ready = self._ready.pop(table, None)
             rows = sum(rows.num_rows for rows in waiting)
             # Where only the fsync of its folder failed, the part is there for every reader.
-            if ready is not None and not (part_folder(self._run, table, self._rank) / ready.name).exists():
+            # What a disk in trouble cannot tell is lost, as far as we know.
+            if ready is not None and not os.path.exists(part_folder(self._run, table, self._rank) / ready.name):
                 rows += ready.rows
             waiting.clear()
             self._drop(table, rows)

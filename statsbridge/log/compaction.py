@@ -1,4 +1,4 @@
-"""Many small parts become few large ones, sorted so that one module's series is a small read.
+"""Many small parts become few large ones, sorted so that one series is a small read, and so is one site.
 
 A merged part is named by the range of `seq` it holds, which covers those of the parts it was made of. Readers take
 the widest ranges and ignore what they cover, so a crash at any moment loses and doubles nothing: before the rename
@@ -6,6 +6,7 @@ only the old parts count, after it only the new one.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 
 from ..errors import DamagedPart, LogError
 from .files import DurableFile, remove, sync_folder
-from .parts import Part, ReadingParts, covered, list_parts, part_folder, part_name, writer_options
+from .parts import Condition, Part, ReadingParts, covered, list_parts, part_folder, part_name, writer_options
 from .schema import SCHEMAS
 
 #: Parts that are merged at once, at least; fewer are never merged by themselves.
@@ -32,14 +33,17 @@ LARGEST = 1 << 23
 SLICE_ROWS = 1 << 18
 #: Rows of a row group of a merged part: what a reader of one series has to decode, at most a few times over.
 GROUP_ROWS = 1 << 15
+#: Where another site begins, so does another row group, unless the one before would have fewer rows than this.
+LEAST_GROUP_ROWS = GROUP_ROWS >> 2
 
-# What a reader asks for comes first: rows of one series lie together, in order of time.
+# What a reader asks for comes first: one site of all modules, and in it rows of one series together, in order of time.
 SORTED_BY = {
-    "stats": ("module", "site", "tensor", "call", "seq"),
+    "stats": ("site", "module", "tensor", "call", "seq"),
     "scalars": ("name", "seq"),
     "modules": ("seq",),
     "events": ("seq",),
 }
+_NAMES = {"stats": ("site", "module"), "scalars": ("name",)}  # of those, which merged rows are read again by
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,8 @@ def merge_parts(run: Path, table: str, parts: Sequence[Part], goes_on: Callable[
             for piece in _sorted_pieces(table, reading):
                 if not goes_on():
                     return False
-                writer.write_table(piece, row_group_size=GROUP_ROWS)
+                for group in _groups(table, piece):
+                    writer.write_table(group, row_group_size=GROUP_ROWS)
                 written += piece.num_rows
         if written != last - first + 1:
             raise DamagedPart(f"{table}: rows {first} to {last} should be {last - first + 1}, and are {written}")
@@ -182,34 +187,67 @@ def _damaged(parts: Sequence[Part]) -> set[Part]:
     return found
 
 
+def _groups(table: str, piece: pa.Table) -> Iterator[pa.Table]:
+    """Sorted rows in stretches that a row group begins with: of `stats` where another site does."""
+    cuts = [0]
+    if table == "stats":
+        sites = _rank_of(piece["site"])
+        for at in (np.flatnonzero(np.diff(sites)) + 1).tolist():
+            if at - cuts[-1] >= LEAST_GROUP_ROWS:
+                cuts.append(at)
+    for number, begin in enumerate(cuts):
+        end = cuts[number + 1] if number + 1 < len(cuts) else piece.num_rows
+        yield piece.slice(begin, end - begin)
+
+
 def _sorted_pieces(table: str, reading: ReadingParts) -> Iterator[pa.Table]:
-    """All rows in the order of `SORTED_BY`, some at a time: whole ranges of the first column."""
-    key, *_ = keys = SORTED_BY[table]
-    if key == "seq":
+    """All rows in the order of `SORTED_BY`, some at a time: whole series."""
+    names, keys = _NAMES.get(table), SORTED_BY[table]
+    if names is None:
         for part in reading.parts:
             yield _sorted(reading.read(part), keys)
         return
-    for wanted in _slices(reading, key):
-        pieces = [reading.read(part, key, wanted) for part in reading.parts]
+    for wanted in _slices(reading, names):
+        pieces = [reading.read(part, wanted) for part in reading.parts]
         yield _sorted(pa.concat_tables(pieces).unify_dictionaries(), keys)
 
 
-def _slices(reading: ReadingParts, key: str) -> Iterator[pa.Array]:
-    """Values of the key column, in order, in groups of about `SLICE_ROWS` rows."""
-    counts: dict[str | None, int] = {}
+def _slices(reading: ReadingParts, names: Sequence[str]) -> Iterator[list[Condition]]:
+    """Values of the columns `names`, in order, in groups of about `SLICE_ROWS` rows."""
+    counts = Counter[tuple[str | None, ...]]()
     for part in reading.parts:
-        for entry in reading.column(part, key).value_counts().to_pylist():
-            counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
-    group: list[str | None] = []
+        found = (
+            pa.table([reading.column(part, name) for name in names], names)
+            .group_by(names)
+            .aggregate([([], "count_all")])
+        )
+        *values, rows = (column.to_pylist() for column in found.select([*names, "count_all"]).columns)
+        for key, number in zip(zip(*values, strict=True), rows, strict=True):
+            counts[key] += number
+    group: list[tuple[str | None, ...]] = []
     rows = 0
-    for value in sorted(counts, key=lambda value: (value is not None, value or "")):
-        if group and rows + counts[value] > SLICE_ROWS:
-            yield pa.array(group, pa.string())
+    for key in sorted(counts, key=lambda key: [(value is not None, value or "") for value in key]):
+        if group and rows + counts[key] > SLICE_ROWS:
+            yield _conditions(names, group)
             group, rows = [], 0
-        group.append(value)
-        rows += counts[value]
+        group.append(key)
+        rows += counts[key]
     if group:
-        yield pa.array(group, pa.string())
+        yield _conditions(names, group)
+
+
+def _conditions(names: Sequence[str], keys: Sequence[tuple[str | None, ...]]) -> list[Condition]:
+    """What rows with one of the keys fulfil: for each beginning of them the last values."""
+    last: dict[tuple[str | None, ...], list[str | None]] = {}
+    for key in keys:
+        last.setdefault(key[:-1], []).append(key[-1])
+    return [
+        {
+            name: pa.array(values, pa.string())
+            for name, values in zip(names, (*([one] for one in first), ends), strict=True)
+        }
+        for first, ends in last.items()
+    ]
 
 
 def _sorted(rows: pa.Table, keys: Sequence[str]) -> pa.Table:

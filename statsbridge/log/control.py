@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..wording import counted
 from .folder import WriterState, read_writer, write_json
 from .runs import is_writing
 from .schema import SITES
@@ -49,7 +50,7 @@ class Wish:
         if self.stop and (self.every is not None or self.sites is not None):
             raise ConfigError("stop: nothing is sampled then, so give neither every nor sites with it")
         if not self.stop and self.every is None and self.sites is None:
-            said = "" if self.steps is None else f"for {self.steps} steps, but what? "
+            said = "" if self.steps is None else f"for {counted(self.steps, 'step')}, but what? "
             raise ConfigError(f"{said}give every (sample each n-th step), sites, or stop")
 
     def __str__(self) -> str:
@@ -58,7 +59,7 @@ class Wish:
             parts.append("every step is sampled" if self.every == 1 else f"every {self.every} steps one is sampled")
         if self.sites is not None:
             parts.append(f"sites: {', '.join(self.sites)}")
-        return "; ".join(parts) + ("" if self.steps is None else f"; for {self.steps} steps, then as before")
+        return "; ".join(parts) + ("" if self.steps is None else f"; for {counted(self.steps, 'step')}, then as before")
 
 
 def find_sites(patterns: str) -> tuple[str, ...]:
@@ -115,7 +116,7 @@ class Control:
             return _from_json(json.loads(self._file.read_bytes()))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"{FILE} in the run's folder cannot be understood: {error}") from error
 
     def _signature(self) -> tuple[int, int, int] | None:

@@ -3,9 +3,10 @@
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,10 @@ _RANK = re.compile(r"rank=(?P<rank>\d+)")
 
 # Row-group statistics let readers skip parts; of the other columns they are only dead weight in small parts.
 _SEARCHED = ("seq", "attempt", "step", "iteration", "time", "module", "site", "tensor", "name", "kind")
+
+
+#: Columns of text, each with the strings that a row is to have one of.
+Condition = Mapping[str, pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ class ReadingParts:
             if self._verify:
                 _verify(part)
             with _damage(part):
-                file = pq.ParquetFile(part.path)
+                file = open_parquet(part.path)
                 refuse_newer(int((file.schema_arrow.metadata or {})[VERSION_KEY]), part.name)
                 self._metadata[part] = file.metadata
         return self
@@ -131,21 +136,35 @@ class ReadingParts:
             column = self._file(part).read(columns=[name], use_threads=False).column(0)
             return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 
-    def read(self, part: Part, name: str | None = None, wanted: pa.Array | None = None) -> pa.Table:
-        """The rows of one part whose column `name` is among the strings `wanted`; all rows where None."""
+    def read(self, part: Part, wanted: Sequence[Condition] | None = None) -> pa.Table:
+        """The rows of one part that fulfil one of the conditions; all rows where None."""
         with _damage(part):
             file = self._file(part)
-            if name is None or wanted is None:
+            if wanted is None:
                 return conform(part.table, file.read(use_threads=False))
-            groups = [number for number in range(file.num_row_groups) if _may_hold(file.metadata, number, name, wanted)]
+            groups = [number for number in range(file.num_row_groups) if _may_hold(file.metadata, number, wanted)]
             rows = conform(part.table, file.read_row_groups(groups, use_threads=False))
-            return rows.filter(pc.is_in(rows[name].cast(pa.string()), value_set=wanted))
+            texts = {name: rows[name].cast(pa.string()) for name in wanted[0]}
+            fits = [
+                reduce(pc.and_, [pc.is_in(texts[name], value_set=values) for name, values in condition.items()])
+                for condition in wanted
+            ]
+            return rows.filter(reduce(pc.or_, fits))
 
     def _file(self, part: Part) -> pq.ParquetFile:
-        return pq.ParquetFile(part.path, metadata=self._metadata[part], page_checksum_verification=True)
+        return open_parquet(part.path, metadata=self._metadata[part], page_checksum_verification=True)
 
 
-def _may_hold(metadata: pq.FileMetaData, group: int, name: str, wanted: pa.Array) -> bool:
+def open_parquet(path: Path, **options: Any) -> pq.ParquetFile:
+    """The Parquet file at a path, whatever bytes are in that: Arrow itself takes it for UTF-8. Raises OSError."""
+    return pq.ParquetFile(pa.OSFile(os.fsencode(path)), **options)
+
+
+def _may_hold(metadata: pq.FileMetaData, group: int, wanted: Sequence[Condition]) -> bool:
+    return any(all(_may_be_among(metadata, group, *one) for one in condition.items()) for condition in wanted)
+
+
+def _may_be_among(metadata: pq.FileMetaData, group: int, name: str, wanted: pa.Array) -> bool:
     number = metadata.schema.names.index(name)
     statistics = metadata.row_group(group).column(number).statistics
     if statistics is None or not statistics.has_min_max or (wanted.null_count and statistics.null_count):
@@ -267,7 +286,7 @@ def distinct_steps(parts: Sequence[Part], superseded: Superseded = EVERYTHING) -
 def glance(part: Part, columns: Sequence[str]) -> pa.Table | None:
     """Some columns of a part, without a look at its checksum; None where they cannot be read."""
     try:
-        return pq.ParquetFile(part.path).read(columns=list(columns), use_threads=False)
+        return open_parquet(part.path).read(columns=list(columns), use_threads=False)
     except (pa.ArrowException, OSError, ValueError, KeyError):
         return None
 

@@ -1,7 +1,7 @@
 """Reading only what is asked for of a large `stats` table: some modules, sites, steps and columns of it.
 
 Row groups whose extremes say that nothing in them is wanted are passed over, and of the others first the columns that
-decide. Merged parts are sorted by module, so one module's rows are a small read.
+decide. Merged parts are sorted by site and module, so one site or one series is a small read.
 """
 
 import zlib
@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 
 from ..errors import DamagedPart
 from .attempts import Superseded
-from .parts import Part, refuse_newer
+from .parts import Part, open_parquet, refuse_newer
 from .schema import SCHEMAS, SITES, VERSION_KEY
 
 _TABLE = "stats"
 _PRUNED = 1 << 16  # rows of a part from which it is worth not to read the whole file
 _KNOWN_PARTS = 4096  # whose sites are known; a part never changes
-_AT_ONCE = 8  # row groups: what is in memory before it is filtered
+_AT_ONCE = 4  # row groups: what is in memory before it is filtered
 
 Flags = npt.NDArray[np.bool_]
 Steps = tuple[int | None, int | None]
@@ -39,7 +39,12 @@ def is_small(part: Part) -> bool:
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether `name` is one of `patterns` or fits one of them as a glob."""
-    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+    return name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns if is_glob(pattern))
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether a pattern may fit other names than itself."""
+    return any(character in pattern for character in "*?[")
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,24 @@ class Wanted:
         return (first is None or extremes[1] >= first) and (last is None or extremes[0] <= last)
 
 
+def groups_of(part: Part, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Some columns of all rows of a part, some row groups at a time, in the order in which they are on disk.
+
+    Raises DamagedPart where it cannot be read, SchemaTooNew.
+    """
+    wanted = Wanted(columns=tuple(columns))
+    with _opened(part) as file:
+        together = max(file.num_row_groups, 1) if is_small(part) else _AT_ONCE
+        for at in range(0, file.num_row_groups, together):
+            yield wanted._read_groups(file, range(at, min(at + together, file.num_row_groups)))
+
+
+def modules_of(parts: Iterable[Part], site: str) -> set[str]:
+    """The modules of all rows of a site. Raises DamagedPart, SchemaTooNew."""
+    wanted = Wanted(sites=(site,), columns=("module",))
+    return {name for part in parts for name in pc.unique(wanted.read(part)["module"].cast(pa.string())).to_pylist()}
+
+
 def sites_of(parts: Iterable[Part]) -> set[str]:
     """The sites of all rows. Each part is looked at once, however often a run that grows is loaded.
 
@@ -195,7 +218,7 @@ def _opened(part: Part, *, whole: bool = True) -> Iterator[pq.ParquetFile]:
                 raise DamagedPart(f"{part.name}: it is not what was written: its checksum is not the one in its name")
             file = pq.ParquetFile(pa.BufferReader(data))
         else:
-            file = pq.ParquetFile(part.path, page_checksum_verification=True)
+            file = open_parquet(part.path, page_checksum_verification=True)
         refuse_newer(int((file.metadata.metadata or {})[VERSION_KEY]), part.name)
         yield file
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -226,4 +249,6 @@ def _reaches(pattern: str, low: str, high: str) -> bool:
     """Whether names from `low` to `high` may match `pattern`: some of them begin with what it begins with."""
     beginning = pattern[: min([len(pattern), *(at for at in map(pattern.find, "*?[") if at >= 0)])]
     exact = low <= pattern <= high
+    if beginning == pattern:
+        return exact
     return exact or (high >= beginning and (low <= beginning or low.startswith(beginning)))

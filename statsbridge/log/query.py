@@ -66,7 +66,7 @@ def select_from(sql: str, name: str, rows: pa.Table, what: str) -> pa.Table:
     with _connect(engine) as connection:
         try:
             connection.register(name, rows)
-            _lock(engine, connection, [])
+            _lock(connection, [])
             return _fetch(connection.sql(sql))
         except engine.Error as error:
             raise ConfigError(f"DuckDB does not take {what}: {_reason(error)}") from error
@@ -86,14 +86,13 @@ def _query(sql: str, sources: Sequence[Source], run_column: bool, used: list[Pat
     words = sql.casefold()
     with _connect(engine) as connection:
         try:
-            kinds = [statement.type.name for statement in connection.extract_statements(sql)]
-            if len(kinds) != 1 or kinds[0] not in ("SELECT", "EXPLAIN", "MULTI"):  # MULTI is a PIVOT
+            if not _is_select(connection.extract_statements(sql)):
                 raise ConfigError("query() takes one SELECT, and nothing that writes")
             for name in SCHEMAS:
                 if name in words:
                     tables = [(source.run, source.table(name, used)) for source in sources]
                     _register(connection, name, tables, run_column)
-            _lock(engine, connection, used)
+            _lock(connection, used)
             return _fetch(connection.sql(sql))
         except engine.Error as error:
             tables_there = ", ".join(SCHEMAS)
@@ -109,13 +108,18 @@ def _connect(engine: ModuleType) -> "duckdb.DuckDBPyConnection":
     return connection
 
 
-def _lock(engine: ModuleType, connection: "duckdb.DuckDBPyConnection", used: Sequence[Path]) -> None:
+def _is_select(statements: "Sequence[duckdb.Statement]") -> bool:
+    """Whether DuckDB has read one statement that only reads."""
+    kinds = [statement.type.name for statement in statements]
+    # A PIVOT. Before DuckDB 2 it is read as two that have no text of their own: its columns as a type, and a SELECT.
+    if kinds == ["CREATE", "SELECT"]:
+        return not any(statement.query for statement in statements)
+    return kinds in (["SELECT"], ["EXPLAIN"], ["MULTI"])
+
+
+def _lock(connection: "duckdb.DuckDBPyConnection", used: Sequence[Path]) -> None:
     """Leave nothing but these files within reach."""
-    try:
-        connection.execute(f"SET allowed_paths = [{', '.join(_quoted(str(path)) for path in used)}]")
-    except engine.Error:  # not in DuckDB 1.1: there only a query that needs no file can be kept from all of them
-        if used:
-            return
+    connection.execute(f"SET allowed_paths = [{', '.join(_quoted(str(path)) for path in used)}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 
@@ -123,9 +127,7 @@ def _lock(engine: ModuleType, connection: "duckdb.DuckDBPyConnection", used: Seq
 def _fetch(relation: "duckdb.DuckDBPyRelation | None") -> pa.Table:
     if relation is None:
         raise ConfigError("query() takes one SELECT, this statement gives no rows")
-    # The older name is gone from DuckDB 2, the newer one is not in 1.1.
-    fetch = getattr(relation, "to_arrow_table", None) or relation.fetch_arrow_table
-    return fetch()
+    return relation.to_arrow_table()
 
 
 def _register(

@@ -1,30 +1,29 @@
 """Reading a run: `load` and the tables it gives. Writes nothing, needs no torch."""
 
-import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, DamagedPart, LogError, StatsBridgeWarning
-from .attempts import EVERYTHING, Attempt, Superseded, read_attempts
+from ..errors import ConfigError, DamagedPart, LogError
+from .attempts import EVERYTHING, Superseded, read_attempts
 from .backlog import WRITE_ORDER
-from .cover import Cover, in_order
 from .held import Held
 from .merge import merge_ranks, merge_scalars
-from .parts import Part, ReadingParts, covered, list_parts, live_parts, read_part
-from .pruning import Wanted, last_step, sites_of, without_gaps
+from .parts import Part, ReadingParts, covered, list_parts
+from .pruning import Wanted, groups_of, last_step, modules_of, sites_of, without_gaps
 from .query import Files, Source, query_runs
 from .runs import read_info, resolve_run
-from .schema import SCHEMAS, SITES
+from .schema import SCHEMAS
+from .summary import summary
+from .tables import Tables
 from .wording import choices
 
 _IN_MEMORY = 1 << 20  # rows of a table that a query reads whole
@@ -32,18 +31,7 @@ _SMALL = 1 << 18  # rows of `stats` that are read whole, and once, whatever is a
 
 
 def load(path: str | Path, *, attempts: Literal["effective", "all"] = "effective") -> "RunData":
-    """The run at `path`, for reading. Of a run that is still being written: what is on disk now.
-
-    `path` is the run's folder; or, inside ./statsbridge-runs, its id, a unique beginning of the id, its name,
-    or "latest". Each part is checked against its checksum when its table is first used; a damaged one is
-    named in a StatsBridgeWarning and left out.
-
-    `attempts`: of a run that was resumed, `"effective"` leaves out what a later attempt has superseded: the rows of
-    earlier ones from its first step on. `"all"` has every row; the column `attempt` says whose it is.
-
-    Raises LogError where there is no such run, SchemaTooNew where a newer statsbridge wrote it, ConfigError where
-    `attempts` is something else.
-    """
+    """The run at `path` with its tables alone. `statsbridge.load` takes and raises the same, and gives answers too."""
     return RunData.open(path, attempts=attempts)
 
 
@@ -55,26 +43,22 @@ def query(runs: "Sequence[RunData]", sql: str) -> pa.Table:
     return query_runs(sql, [Source(run.id, run._source) for run in runs], run_column=True)
 
 
-class RunData:
+def in_turn(run: "RunData") -> tuple[Sequence[Part], Callable[[Part, Sequence[str]], Iterator[pa.Table]]] | None:
+    """The parts of a large `stats` table of one rank, and what reads one: its rows, some at a time, some columns.
+
+    None where the table is read whole, or its rows are not known to be in one of the parts each.
+    """
+    parts = run._large("stats")
+    if parts is None or len({part.rank for part in parts}) != 1 or not without_gaps(parts):
+        return None
+    return parts, lambda part, columns: (run._superseded.drop(rows) for rows in groups_of(part, columns))
+
+
+class RunData(Tables):
     """One run as it was when it was loaded. Its tables are pyarrow Tables, read when first used.
 
     `path`: the run's folder. `id`: the run's id. `info`: what `run.json` says.
     """
-
-    def __init__(
-        self,
-        path: Path,
-        info: Mapping[str, Any],
-        parts: Mapping[str, Sequence[Part]],
-        superseded: Superseded = EVERYTHING,
-    ) -> None:
-        self.path = path
-        self.id = str(info["id"])
-        self.info = info
-        self._parts = parts
-        self._superseded = superseded
-        self._damaged: dict[str, list[DamagedPart]] = {}
-        self._said: set[str] = set()
 
     @classmethod
     def open(cls, path: str | Path, *, attempts: Literal["effective", "all"] = "effective") -> Self:
@@ -89,38 +73,6 @@ class RunData:
         # doubled.
         superseded = EVERYTHING if attempts == "all" else Superseded(read_attempts(run))
         return cls(run, info, parts, superseded)
-
-    @cached_property
-    def modules(self) -> pa.Table:
-        """One row a (trace, module call): type, parent, order, depth. Sorted by (rank, seq), as all are."""
-        return self._read("modules")
-
-    @cached_property
-    def stats(self) -> pa.Table:
-        """One row a (sampled step, module call, site, tensor)."""
-        return self._read("stats")
-
-    @cached_property
-    def scalars(self) -> pa.Table:
-        """One row a value: the user's and the training's (learning rates, norms)."""
-        return self._read("scalars")
-
-    @cached_property
-    def events(self) -> pa.Table:
-        """One row for each thing worth knowing."""
-        return self._read("events")
-
-    @property
-    def damaged(self) -> tuple[DamagedPart, ...]:
-        """What is wrong with each part that was left out, by name. Reads the whole run."""
-        for table in SCHEMAS:
-            getattr(self, table)
-        return tuple(error for table in SCHEMAS for error in self._damaged[table])
-
-    @property
-    def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts after the first, in order. Raises LogError where one's file cannot be read."""
-        return read_attempts(self.path)
 
     def merged(self, table: str = "stats") -> pa.Table:
         """`stats` with the rows of several ranks merged into one, or `scalars` with the norms that they know together.
@@ -151,7 +103,7 @@ class RunData:
         numeric = [field.name for field in SCHEMAS["stats"] if _is_number(field.type)] + ["rank"]
         if statistic not in numeric:
             raise LogError(f"no statistic {statistic!r}; there are: {choices(statistic, numeric)}")
-        rows = self._of_module(module, statistic)
+        rows = self._of_module(module, site, statistic)
         where = ""
         for column, value in (("module", module), ("site", site), ("call", call), ("tensor", tensor)):
             there = rows[column].unique().to_pylist()
@@ -183,7 +135,8 @@ class RunData:
     def _source(self, table: str, used: list[Path]) -> pa.Table | Files:
         """The rows of a table, or the files (`used` too) that hold them where they are too many for one query."""
         parts, ends = self._live(table)
-        if table in self.__dict__ or sum(part.rows for part in parts) < _IN_MEMORY or not without_gaps(parts):
+        few = table in self.__dict__ or sum(part.rows for part in parts) < _IN_MEMORY
+        if few or not without_gaps(parts) or not _is_text(self.path):  # DuckDB takes paths as UTF-8
             return getattr(self, table)
         conditions = [self._superseded.condition()]
         if any(part.last > ends[part.rank] for part in parts):  # merged with what has been written since
@@ -195,13 +148,19 @@ class RunData:
             return getattr(self, table)
         return Files(used[-len(parts) :], " AND ".join(f"({one})" for one in conditions if one) or None)
 
-    def _of_module(self, module: str, statistic: str) -> pa.Table:
-        """One number of one module at all steps, ranks merged; of all modules where there is no such one."""
+    def _of_module(self, module: str, site: str, statistic: str) -> pa.Table:
+        """One number of one module and site at all steps, ranks merged.
+
+        Of all its sites where it has no such one, of all modules where there is no such module.
+        """
         columns = ["module", "site", "call", "tensor", "step", "iteration", "time"]
         columns += [] if statistic in (*columns, "rank") else [statistic]
-        rows = self._merged_rows(Wanted(modules=(module,), columns=tuple(columns)))
-        rows = rows.filter(pc.equal(rows["module"].cast(pa.string()), module))
-        return rows if rows.num_rows else self.merged()
+        for sites in ((site,), None):
+            rows = self._merged_rows(Wanted(modules=(module,), sites=sites, columns=tuple(columns)))
+            rows = rows.filter(pc.equal(rows["module"].cast(pa.string()), module))
+            if rows.num_rows:
+                return rows
+        return self.merged()
 
     def _merged_rows(self, wanted: Wanted, *, ordered: bool = True) -> pa.Table:
         """The rows of `stats` that are `wanted`, ranks merged, of the wanted columns and `rank`.
@@ -270,6 +229,14 @@ class RunData:
         column = self._merged_rows(Wanted(columns=("site",)), ordered=False)["site"]
         return {str(site) for site in pc.unique(column.cast(pa.string())).to_pylist() if site is not None}
 
+    def _modules_of(self, site: str) -> list[str] | None:
+        """The modules of a site of a large run, in order; None where they are not known without reading all."""
+        live = self._large("stats")
+        if live is not None:
+            with suppress(DamagedPart):
+                return sorted(modules_of(live, site))
+        return None
+
     def _large(self, table: str) -> Sequence[Part] | None:
         """The parts of a table that is not worth reading whole, as it was; None where it is, or that is not known."""
         parts = self._parts[table]
@@ -278,62 +245,30 @@ class RunData:
         live, ends = self._live(table)
         return None if any(part.last > ends[part.rank] for part in live) else live
 
-    def _live(self, table: str) -> tuple[list[Part], dict[int, int]]:
-        """The parts that hold the rows of a table now, and the last row of each rank when it was loaded."""
-        ends = {part.rank: part.last for part in sorted(self._parts[table], key=lambda part: part.last)}
-        return [part for part in live_parts(self.path, table) if part.first <= ends.get(part.rank, -1)], ends
-
-    def _read(self, table: str) -> pa.Table:
-        return self._gather(table, read_part)
-
-    def _gather(
-        self,
-        table: str,
-        read: Callable[[Part], pa.Table],
-        names: Sequence[str] | None = None,
-        ordered: bool = True,
-    ) -> pa.Table:
-        cover = Cover(self.path, table, self._parts[table])
-        empty = SCHEMAS[table].empty_table()
-        chunks = [(empty if names is None else empty.select(names)).append_column("rank", pa.array([], pa.int64()))]
-        for rank, all_rows in cover.read(read):
-            rows = self._superseded.drop(all_rows)
-            chunks.append(rows.append_column("rank", pa.array(np.full(rows.num_rows, rank))))
-        for error in cover.damaged:
-            if str(error) not in self._said:
-                self._said.add(str(error))
-                warnings.warn(f"statsbridge: left out a damaged part: {error}", StatsBridgeWarning, stacklevel=5)
-        self._damaged[table] = cover.damaged
-        rows = pa.concat_tables(chunks).unify_dictionaries()
-        return in_order(rows.combine_chunks()) if ordered else rows
-
-    def _summary(self) -> dict[str, str]:
-        severities = Counter(self.events["severity"].to_pylist())
+    def _glance(self) -> pa.Table:
+        """`stats`, or of a large run the little of it that a glance takes."""
+        if self._large("stats") is None:
+            return self.stats
         names = ["attempt", "seq", "step"]
-        # Of a large run no more than that is read for a glance at it.
-        stats = (
-            self.stats
-            if self._large("stats") is None
-            else self._gather("stats", Wanted(columns=(*names,)).read, names, False)
-        )
-        sites = self._sites()
-        rows = {name: stats if name == "stats" else getattr(self, name) for name in SCHEMAS}
-        return {
-            "run": f"{self.id} ({self.info['name']})",
-            "sampled steps": str(len(stats["step"].unique())),
-            "modules": str(len(self.modules["module"].unique())),
-            "sites": ", ".join(site for site in SITES if site in sites) or "none",
-            "rows": ", ".join(f"{name} {table.num_rows}" for name, table in rows.items()),
-            "events": ", ".join(f"{count} {severity}" for severity, count in severities.items()) or "none",
-            "path": str(self.path),
-        }
+        return self._gather("stats", Wanted(columns=(*names,)).read, names, False)
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name}: {text}" for name, text in self._summary().items())
+        return "\n".join(f"{name}: {text}" for name, text in summary(self, self._glance()).items())
 
     def _repr_html_(self) -> str:
-        rows = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._summary().items())
+        rows = (
+            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
+            for name, text in summary(self, self._glance()).items()
+        )
         return f"<table>{''.join(rows)}</table>"
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_number(kind: pa.DataType) -> bool:

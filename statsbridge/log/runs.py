@@ -1,5 +1,6 @@
 """The runs of a folder: what `statsbridge ls` shows of each, and how a name becomes one of them."""
 
+import difflib
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ from .folder import STALE, WriterState, read_writer
 from .parts import Part, distinct_steps, live_parts, refuse_newer
 from .schema import SCHEMAS
 
-_SHOWN = 20  # choices in a message that must stay readable
+_SHOWN = 5  # choices in a message that must stay readable
 _IMPORTED = datetime.now(UTC)  # before any writer of this process
 
 
@@ -81,7 +82,9 @@ def resolve_run(text: str | Path, dir: str | Path = "statsbridge-runs") -> Path:
         raise LogError(f"{os.fspath(text)!r} holds runs, give the path of one: {_choices(inside)}")
     if not runs:
         raise LogError(f"no run {os.fspath(text)!r}: it is no run's folder, and there are no runs in {str(dir)!r}")
-    raise LogError(f"no run {os.fspath(text)!r} in {str(dir)!r}; there are: {_choices(runs)}")
+    close = difflib.get_close_matches(os.fspath(text), [name for run in runs if (name := _name(run))], n=1, cutoff=0.6)
+    there = f"did you mean {close[0]!r}? There are" if close else "there are"
+    raise LogError(f"no run {os.fspath(text)!r} in {str(dir)!r}; {there}: {_choices(runs)}")
 
 
 def read_info(run: Path) -> dict[str, Any]:
@@ -159,9 +162,9 @@ def runs_in(dir: Path) -> list[Path]:
 
 
 def _choices(runs: Sequence[Path]) -> str:
-    newest = [f"{run.name} ({_name(run) or 'unreadable'})" for run in reversed(runs)]
-    more = f" and {len(newest) - _SHOWN} older" if len(newest) > _SHOWN else ""
-    return ", ".join(newest[:_SHOWN]) + more
+    newest = [f"{run.name} ({_name(run) or 'unreadable'})" for run in list(reversed(runs))[:_SHOWN]]
+    more = f" and {len(runs) - _SHOWN} older" if len(runs) > _SHOWN else ""
+    return ", ".join(newest) + more
 
 
 def _name(run: Path) -> str | None:

@@ -162,6 +162,15 @@ def as_lists(rows: np.ndarray) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.reshape(-1), pa.int64()))
 
 
+def as_texts(values: Any) -> pa.Array:
+    """Texts as Arrow holds them: a lone surrogate, as in the name of a file that is no UTF-8, becomes its escape."""
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        safe = [None if text is None else text.encode(errors="backslashreplace").decode() for text in values]
+        return pa.array(safe, pa.string())
+
+
 def _has_rows(values: object) -> bool:
     if isinstance(values, np.ndarray):
         return values.ndim > 0
@@ -170,7 +179,7 @@ def _has_rows(values: object) -> bool:
 
 def _to_array(values: Any, kind: pa.DataType, nan_is_null: bool) -> pa.Array:
     if kind == _TEXT:
-        return pa.array(values, pa.string()).dictionary_encode()
+        return as_texts(values).dictionary_encode()
     if kind == _TIME:
         return pa.array(_microseconds(values), kind)
     if isinstance(values, np.ndarray):

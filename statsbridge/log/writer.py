@@ -3,8 +3,6 @@
 import os
 import threading
 import time
-import traceback
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,12 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from ..errors import LogError, StatsBridgeWarning
+import pyarrow as pa
+
+from ..errors import LogError
+from ..wording import counted
 from .attempts import attempt_file
 from .background import Compactor
 from .backlog import BACKLOG_BYTES, PART_BYTES, Backlog
 from .check import next_numbers
 from .ending import unwatch, watch
+from .failures import Failures
 from .files import make_folder
 from .folder import HEARTBEAT, last_attempt, this_writer, write_state, writer_file
 from .following import Follower, Following
@@ -28,8 +30,6 @@ from .size import SizeLimit
 QUEUE_ROWS = 200_000
 # For a merge under way at the end of a run to notice that it should stop: it can be done again at any time.
 COMPACTOR_SECONDS = 1.0
-# Work that fails at every step must not fill the disk with its tracebacks.
-INTERNAL_ERRORS = 100
 
 Work = Callable[[], Mapping[str, Columns]]
 
@@ -44,10 +44,6 @@ class _Request:
 
 
 _WORK = _Request()  # there is work: flush when the interval is over
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, StatsBridgeWarning, stacklevel=2)
 
 
 class Writer:
@@ -82,8 +78,7 @@ class Writer:
         self._path = Path(path)
         self._process = os.getpid()
         self._interval = flush_interval
-        self._on_warning = on_warning or _warn
-        self._said: set[str] = set()
+        self._failures = Failures(lambda rows: self._backlog.add("events", rows), on_warning)
         self._identity = this_writer(rank, attempt)
         self._taken_over = False
         self._claim(rank)
@@ -92,8 +87,6 @@ class Writer:
         first = next_numbers(self._path, rank)
         self._backlog = Backlog(self._path, rank, attempt, self._wrote, may_write=self._may_write, first=first)
         self._following = Following(attempt)
-        self._internal_errors = 0
-        self._reported: dict[str, int] = {}
         self._flushed_at = self._beat_at = time.monotonic()
 
         self._work: deque[tuple[int, Work]] = deque()
@@ -106,6 +99,9 @@ class Writer:
         self._requests: SimpleQueue[_Request] = SimpleQueue()
         self._awake = False
         self._closing: _Request | None = None
+        # The first array makes Arrow import pandas, where that is installed. Done by our thread, others that look for
+        # it meanwhile, as Plotly does, would find half of it.
+        pa.array([0])
         self._thread = threading.Thread(target=self._serve, name="statsbridge-writer", daemon=True)
         self._thread.start()
         watch(self)
@@ -239,7 +235,9 @@ class Writer:
         """Whether the run is still ours: no later attempt at it has begun."""
         if not self._taken_over and os.path.exists(attempt_file(self._path, self._identity.attempt + 1)):
             self._taken_over = True
-            self._say("taken_over", f"another process has resumed {self._path}: this one records nothing more into it")
+            self._failures.say(
+                "taken_over", f"another process has resumed {self._path}: this one records nothing more into it"
+            )
         return not self._taken_over
 
     def _flush(self) -> bool:
@@ -249,7 +247,7 @@ class Writer:
             return False
         try:
             failure: Exception | None = self._take_work() or self._backlog.write()
-            if failure is None and self._record_dropped():
+            if failure is None and self._failures.dropped(self.dropped):
                 failure = self._backlog.write()
             # After the rows are safe, before the request is: what follows from them is on disk with them.
             if self._tell_follower():
@@ -258,7 +256,7 @@ class Writer:
             failure = error
         if failure is not None:
             waiting = f"rows wait in memory (up to {BACKLOG_BYTES >> 20} MiB) and writing is tried again"
-            self._say("write", f"cannot write to {self._path}: {failure}; training goes on, {waiting}")
+            self._failures.say("write", f"cannot write to {self._path}: {failure}; training goes on, {waiting}")
         self._flushed_at = time.monotonic()
         return failure is None and not self._taken_over
 
@@ -277,13 +275,13 @@ class Writer:
         try:
             tables = work()
         except BaseException:  # SystemExit too: it would end this thread in silence
-            self._record_internal_error()
+            self._failures.internal_error()
             return
         for name, columns in tables.items():
             try:
                 rows = to_table(name, columns)
             except Exception:  # columns that fit no table: the work's other tables are fine
-                self._record_internal_error()
+                self._failures.internal_error()
             else:
                 if rows.num_rows:
                     self._backlog.add(name, rows)
@@ -294,42 +292,11 @@ class Writer:
         try:
             following = {name: to_table(name, columns) for name, columns in self._following.tell().items()}
         except BaseException:  # SystemExit too, as above: the rows themselves are safe
-            self._record_internal_error()
+            self._failures.internal_error()
             return True
         for name, rows in following.items():
             self._backlog.add(name, rows)
         return bool(following)
-
-    def _record_internal_error(self) -> None:
-        text = traceback.format_exc()
-        self._say("internal_error", f"some rows could not be made, training goes on:\n{text}")
-        self._internal_errors += 1
-        if self._internal_errors <= INTERNAL_ERRORS:
-            self._record_event("internal_error", text)
-
-    def _record_dropped(self) -> bool:
-        """Make an event of the rows lost since the last one; whether there were any."""
-        lost = {table: rows - self._reported.get(table, 0) for table, rows in self.dropped.items()}
-        lost = {table: rows for table, rows in lost.items() if rows}
-        for table, rows in lost.items():
-            self._reported[table] = self._reported.get(table, 0) + rows
-            if table == "queue":
-                text = f"about {rows} rows were not recorded: steps came faster than they could be written"
-            else:
-                text = f"{rows} rows of {table} were not recorded: the disk could not be written for too long"
-            self._say(f"dropped {table}", text)
-            self._record_event("rows_dropped", text, value=float(rows))
-        return bool(lost)
-
-    def _record_event(self, kind: str, message: str, value: float | None = None) -> None:
-        event = {"time": time.time(), "kind": kind, "severity": "warning", "message": message, "value": value}
-        self._backlog.add("events", to_table("events", event))
-
-    def _say(self, cause: str, text: str) -> None:
-        if cause not in self._said:
-            self._said.add(cause)
-            with suppress(Exception):  # where warnings are errors
-                self._on_warning(f"statsbridge: {text}")
 
     def _beat(self, state: str, every: float) -> None:
         now = time.monotonic()
@@ -343,7 +310,7 @@ class Writer:
     def _stop(self, state: str) -> None:
         lost = self._backlog.give_up()
         if lost:
-            self._say("lost", f"{lost} rows could not be written to {self._path} and are lost")
+            self._failures.say("lost", f"{counted(lost, 'row')} could not be written to {self._path}: lost")
         with suppress(Exception):  # parts that are covered are only in the way of plain globs
             self._compactor.stop(COMPACTOR_SECONDS)
         self._beat(state, every=0)

@@ -13,15 +13,12 @@ import pyarrow as pa
 
 from ..errors import PolicyError, Retry
 from .contract import CHANNELS, Destination, RunInfo
-from .hashing import Namer, load_key
+from .hashing import KEY_FILE, Namer, load_key, note_key
 from .policy import Grant, List, Policy
 from .policy_file import STATISTICS
 
 if TYPE_CHECKING:
     from .tail import Chunk
-
-KEY_FILE = "policy.key"
-"""Name, in the folder `mirrors` of a run, of the key that its names are hashed with."""
 
 _HASHED = {
     "modules": {"module": "module", "parent": "module", "type": "type"},
@@ -45,13 +42,17 @@ def make_gate(policy: Policy, destination: Destination, *, restricted: bool, run
 
 
 class Gate:
-    """What one mirror lets through. Made by `make_gate`; used by one thread."""
+    """What one mirror lets through. Made by `make_gate`; used by one thread.
+
+    `key_changed`: what to say where names leave under another key than before; None until they do, and otherwise.
+    """
 
     def __init__(self, grant: Grant, *, restricted: bool, run: Path | None) -> None:
         self.grant = grant
         self._restricted = restricted
         self._run = run
         self._namer: Namer | None = None
+        self.key_changed: str | None = None
 
     @property
     def policy(self) -> str:
@@ -165,9 +166,11 @@ class Gate:
             if file is None:
                 raise PolicyError("names must leave as hashes, and there is no run folder to keep their key in")
             try:
-                self._namer = Namer(load_key(file))
+                key = load_key(file)
             except OSError as error:
                 raise Retry(f"the key that names are hashed with cannot be used: {file}: {error}") from error
+            self._namer = Namer(key)
+            self.key_changed = None if self._run is None else note_key(self._run, file, key)
         return self._namer
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from ..errors import PolicyError
 from ..log.files import make_folder, sync_folder
 
+KEY_FILE = "policy.key"
+"""Name, in the folder `mirrors` of a run, of the key that its names are hashed with."""
+
+_USED_FILE = "policy.keys-used"  # beside it: a line for each key that names of the run left under
 _KEY_BYTES = 32
 _HASH_BYTES = 8  # one in 10¹³ that two of 1,000 modules collide
 
@@ -91,6 +97,54 @@ def load_key(path: Path) -> bytes:
             "copy, or delete it; then names get other hashes than before"
         )
     return bytes.fromhex(text.decode())
+
+
+def note_key(run: Path, file: Path, key: bytes) -> str | None:
+    """Write down that names of `run` leave under the key of `file`; what to say where it was another before, or None.
+
+    Of the key itself nothing is kept: a hash of it tells two apart and cannot be turned back.
+    """
+    used, mark = _keys_used(run), _mark(key)
+    if used and used[-1]["mark"] == mark:
+        return None
+    with suppress(OSError):  # where nothing can be written, names leave all the same
+        make_folder(run / "mirrors")
+        with open(run / "mirrors" / _USED_FILE, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"mark": mark, "file": str(file.absolute())}) + "\n")
+    if not used:
+        return None
+    return (
+        f"names leave under another key than before ({file} was lost or replaced): the same module has another hash "
+        "now, and curves do not go on where they ended"
+    )
+
+
+def key_trouble(run: Path) -> str | None:
+    """What is wrong with the key that names of `run` leave under, in a sentence; None where nothing is."""
+    used = _keys_used(run)
+    if not used:
+        return None
+    file = Path(used[-1]["file"])
+    try:
+        there = _mark(bytes.fromhex(file.read_text("ascii"))) == used[-1]["mark"]
+    except (OSError, ValueError):
+        there = False
+    if not there:
+        return f"{file} does not hold the key that names left under: put it back from a copy, or they get other hashes"
+    keys = len({one["mark"] for one in used})
+    return None if keys == 1 else f"names left under {keys} keys, so one module has {keys} hashes: {file} was replaced"
+
+
+def _keys_used(run: Path) -> list[dict[str, str]]:
+    try:
+        lines = (run / "mirrors" / _USED_FILE).read_text("utf-8").splitlines()
+        return [{name: str(line[name]) for name in ("mark", "file")} for line in map(json.loads, lines)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _mark(key: bytes) -> str:
+    return hashlib.blake2b(digest_size=_HASH_BYTES, key=key, person=b"mark").hexdigest()
 
 
 def _make_key(path: Path) -> None:

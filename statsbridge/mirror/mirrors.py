@@ -14,6 +14,7 @@ from ..backends import make_adapter
 from ..errors import ConfigError, LogError, MirrorError, StatsBridgeError
 from ..log.attempts import attempt_numbers
 from ..log.runs import read_info
+from ..wording import counted
 from .contract import Adapter, Destination, RunInfo
 from .destinations import without_secrets
 from .gate import make_gate
@@ -206,8 +207,8 @@ class Mirrors:
         rows = remaining(self._run, relay.state.cursor)
         self._report(
             "mirror_remaining",
-            f"{relay.plan.title} has not delivered {rows} rows of the record ({relay.state.reason}). Deliver them "
-            f"with: statsbridge sync {self._run}",
+            f"{relay.plan.title} has not delivered {counted(rows, 'row')} of the record ({relay.state.reason}). "
+            f"Deliver them with: statsbridge sync {self._run}",
             cause=f"mirror_remaining {relay.plan.state.name}",
             warn=True,
         )

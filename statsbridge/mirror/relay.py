@@ -8,10 +8,12 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Protocol
 
 from ..errors import LogError, MirrorError, PolicyError, Retry, SchemaTooNew
 from ..log.folder import HEARTBEAT
+from ..wording import counted
 from .delivery import Delivery
 from .lease import Lease, LeaseLost
 from .logged_figures import logged_figures
@@ -26,6 +28,9 @@ LOOKING_SHARE = 0.02
 
 # Between two looks whether a mirror is free.
 CLAIM_SECONDS = 2.0
+
+# Of what happened after the end of a run the file of a mirror keeps the last.
+LATE_KEPT = 20
 
 # What is worth an event but no warning.
 _GOOD_NEWS = ("mirror_resumed",)
@@ -71,8 +76,9 @@ class Relay:
         self._wake = threading.Event()
         self._ending: str | None = None
         self._final = False
+        self._late: list[dict[str, str]] = []
         self._exiting = False
-        self._told_left_out = False
+        self._told_left_out = self._told_key = False
         self._lease = Lease(
             self._run,
             plan.state,
@@ -160,7 +166,8 @@ class Relay:
             if status == "stopped":
                 again = f"take it up again with: statsbridge sync {self._run}"
                 self._say("mirror_stopped", f"{self.plan.title} has stopped; {again}. The reason: {reason}")
-            self._lease.save(owner=None, status=status, reason=reason)
+            late = (*self._lease.state.late, *self._late)[-LATE_KEPT:]
+            self._lease.save(owner=None, status=status, reason=reason, late=late)
 
     def _work(self) -> tuple[str, str | None]:
         lease = self._lease
@@ -201,7 +208,7 @@ class Relay:
     def _count_lost(self, tail: Tail, sender: Sender) -> None:
         for text, rows in tail.lost():
             sender.counts = replace(sender.counts, lost=sender.counts.lost + rows)
-            self._say("mirror_damaged_part", f"{rows} rows cannot be mirrored: {text}", cause=text)
+            self._say("mirror_damaged_part", f"{counted(rows, 'row')} cannot be mirrored: {text}", cause=text)
 
     def _rebuild(self, selector: Selector) -> None:
         """Bring a new selector to where the last one was at the cursor. Sends nothing."""
@@ -227,7 +234,11 @@ class Relay:
 
     def _gated(self, chunk: Chunk) -> Chunk:
         gated: list[Chunk] = []
-        self._deliver(lambda: gated.append(self.plan.gate.chunk(chunk)))
+        gate = self.plan.gate
+        self._deliver(lambda: gated.append(gate.chunk(chunk)))
+        if gate.key_changed and not self._told_key:
+            self._told_key = True
+            self._say("mirror_key_changed", f"{self.plan.title}: {gate.key_changed}")
         return gated[0]
 
     def _figures(self, selector: Selector, sender: Sender, *, final: bool) -> None:
@@ -283,4 +294,7 @@ class Relay:
         self._say("mirror_resumed", f"{self.plan.title} delivers again, after {seconds:.0f} s")
 
     def _say(self, kind: str, message: str, *, cause: str = "") -> None:
+        if self._ending is not None:  # the record is closed, or about to be
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self._late.append({"time": now, "kind": kind, "message": message})
         self._report(kind, message, cause=f"{kind} {self.plan.state.name} {cause}", warn=kind not in _GOOD_NEWS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..analyze.run_data import RunData, load
+from ..errors import StatsBridgeWarning
 from ..log.attempts import FOLDER as ATTEMPTS
 from ..log.attempts import attempt_file
 from ..log.figures import FOLDER as FIGURES
@@ -83,6 +85,8 @@ def released(run: Path, file: Path, policy: Policy) -> Iterator[Release]:
     with TemporaryDirectory(prefix="statsbridge-") as folder:
         copy = Path(folder, data.id)
         before, after = _copy(data, gate, copy)
+        if gate.key_changed:
+            warnings.warn(f"statsbridge: {gate.key_changed}", StatsBridgeWarning, stacklevel=2)
         released_data = load(copy)
         _write_down(Audit(run, mirror_name(destination), destination, policy=gate.policy), gate, after)
         yield Release(

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..wording import counted
 from .aggregates import PooledRows
 from .contract import Batch, Event, Point
 from .curves import Curves
@@ -108,14 +109,21 @@ class Selector:
         missing = self._curves.left_out
         if not missing:
             return None
-        words = {"scalar": "scalars", "aggregate": "aggregates by type", "statistic": "statistics of modules"}
+        words = {
+            "scalar": ("scalar", ""),
+            "aggregate": ("aggregate", " by type"),
+            "statistic": ("statistic", " of modules"),
+        }
         made = ", ".join(
-            f"{sum(series.kind == kind for series in self._curves.series)} {word}" for kind, word in words.items()
+            counted(sum(series.kind == kind for series in self._curves.series), noun) + rest
+            for kind, (noun, rest) in words.items()
         )
-        lost = " and ".join(f"{missing[kind]} {word}" for kind, word in words.items() if missing[kind])
+        lost = " and ".join(
+            counted(missing[kind], noun) + rest for kind, (noun, rest) in words.items() if missing[kind]
+        )
         return (
-            f"the tracker gets {len(self._curves.series)} curves ({made}); max_series={self._selection.max_series} "
-            f"leaves out {lost}. `statsbridge show` has everything"
+            f"the tracker gets {counted(len(self._curves.series), 'curve')} ({made}); "
+            f"max_series={self._selection.max_series} leaves out {lost}. `statsbridge show` has everything"
         )
 
     # ------------------------------------------------------------------ inside

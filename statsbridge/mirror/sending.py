@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import MirrorError, PolicyError, Reject, Retry
 from ..log.schema import SCHEMAS
+from ..wording import counted
 from .artifact import staged_artifact
 from .audit import Audit
 from .contract import Adapter, Batch, Destination, Event, Histogram, Point, RunInfo
@@ -164,7 +165,7 @@ class Sender:
         self._letters.add(refused, kept)
         self._say(
             "mirror_rejected",
-            f"{self._plan.title} refused {len(refused)} of {of} values, which are kept with the reason in "
+            f"{self._plan.title} refused {len(refused)} of {counted(of, 'value')}, which are kept with the reason in "
             f"mirrors/{self._plan.state.name}/dead-letters of the run: {reason}",
         )
 

@@ -81,6 +81,8 @@ class MirrorState:
     `destination`: as `open` gets it, but its address without secrets. `memory`: the adapter's, as of the
     cursor. `status`: `running`; `finished` (all was delivered and the tracker's run ended); `remaining` (some
     rows are still to be delivered); `stopped` (it could not go on by itself). `reason`: why it is not finished.
+    `late`: what happened once the record was closed, which could take no event any more: the last ones, each with
+    `time` (ISO 8601, UTC), `kind` and `message`.
     """
 
     backend: str
@@ -93,6 +95,7 @@ class MirrorState:
     owner: Owner | None = None
     status: str = "remaining"
     reason: str | None = None
+    late: tuple[Mapping[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -135,6 +138,7 @@ def load_state(file: Path) -> MirrorState:
             "selection": Selection.from_json(raw.pop("selection")),
             "cursor": Cursor(**raw.pop("cursor")),
             "counts": Counts(**raw.pop("counts")),
+            "late": tuple(raw.pop("late", ())),
             "owner": None if (owner := raw.pop("owner")) is None else Owner(**owner),
         }
         return MirrorState(**raw, **made)

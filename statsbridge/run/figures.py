@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ class FigureLog:
             self._refuse("record_full", f"log_figure({name!r}): the record has reached max_bytes; not kept", name, step)
         else:
             now = time.time_ns() // 1000
-            self._writer.submit(lambda: self._store(name, data, step, now), rows=1 + len(data) // _BYTES_A_ROW)
+            work = partial(self._store, name, data, step, now)
+            if not self._writer.submit(work, rows=1 + len(data) // _BYTES_A_ROW):
+                text = f"log_figure({name!r}): too much waits for the disk (is it hanging?); not kept"
+                self._refuse("figure_lost", text, name, step)
 
     def _store(self, name: str, data: bytes, step: int, now: int) -> Mapping[str, Mapping[str, Any]]:
         """Write it; the event that tells of it. In the writer's thread."""

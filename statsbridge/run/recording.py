@@ -14,11 +14,11 @@ import torch
 
 from ..collect.collector import Collector
 from ..collect.sampling import StepLabels
-from ..collect.scalars import PendingScalars, ScalarGroup, all_scalars, as_scalar
-from ..collect.shards import Part, Scalar
+from ..collect.scalars import PendingScalars, ScalarGroup, all_scalars
 from ..log.control import Wish
 from ..log.writer import Writer
 from ..reporting import Reporter
+from . import given
 from .figures import FigureLog
 from .live import Live
 from .schedule import Schedule
@@ -26,9 +26,6 @@ from .window import step_tables
 
 if TYPE_CHECKING:
     from ..mirror.mirrors import Mirrors
-
-#: How a logged number was made, where the user says so: a dashboard's "loss" can be any of the three.
-KINDS = ("batch", "epoch_mean", "recomputed")
 
 
 class Run:
@@ -89,7 +86,7 @@ class Run:
         if self._finished:
             return
         try:
-            self._close_step({} if loss is None else {"loss": loss}, step, scalars)
+            self._close_step(scalars if loss is None else {"loss": loss, **scalars}, step)
         except Exception as error:
             self._reporter.trouble("run.step", "", error)
 
@@ -114,20 +111,11 @@ class Run:
         if self._finished:
             return
         try:
-            label = self._labels.current if step is None else self._whole(step)
-            values = self._values(metrics, label)
-            if kind is not None and kind not in KINDS:
-                said = f"kind={kind!r} is none of {', '.join(KINDS)}; recorded without"
-                self._reporter.problem("bad_kind", said, step=label)
-                kind = None
-            number = as_scalar(epoch)
-            if not isinstance(number, float):
-                if epoch is not None:
-                    said = f"epoch={epoch!r} is no number; recorded without"
-                    self._reporter.problem("bad_epoch", said, step=label)
-                number = None
+            label = given.label(step, self._labels, self._reporter)
+            values = given.numbers(metrics, label, self._reporter)
+            number, made = given.epoch(epoch, label, self._reporter), given.kind(kind, label, self._reporter)
             now = time.time_ns() // 1000
-            self._scalars.add(ScalarGroup(label, None, now, values, number, kind))
+            self._scalars.add(ScalarGroup(label, None, now, values, number, made))
         except Exception as error:
             self._reporter.trouble("run.log", "", error)
 
@@ -181,7 +169,7 @@ class Run:
         if not self._finished:
             self._reporter.event("note", str(text), severity="info", step=self._labels.current)
 
-    def finish(self, timeout: float = 60) -> None:
+    def finish(self, timeout: float = given.FINISH_SECONDS) -> None:
         """Remove every hook, write all that waits, let the mirrors catch up and close the run.
 
         Waits at most `timeout` seconds in all. What a tracker has not got by then is on disk, and a warning
@@ -195,21 +183,21 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish("finished" if kind is None else "failed", 60)
+        self._finish("finished" if kind is None else "failed", given.FINISH_SECONDS)
 
     # ------------------------------------------------------------------ inside
 
-    def _close_step(self, loss: dict[str, object], given: object, extra: dict[str, object]) -> None:
+    def _close_step(self, values: dict[str, object], step: object) -> None:
         now, clock = time.time_ns() // 1000, time.perf_counter()
         seconds, self._clock = clock - self._clock, clock
         iteration, self._iteration = self._iteration, self._iteration + 1
-        label, wrong = self._labels.next(given)
+        label, wrong = self._labels.next(step)
         self._reporter.step = label
         if wrong:
             self._reporter.problem("bad_step_label", f"{wrong}; recorded as step {label}")
-        values = self._values({**loss, **extra}, label)
+        numbers = given.numbers(values, label, self._reporter)
         seen, may_close = self._collector.end_step()
-        group = ScalarGroup(label, iteration, now, all_scalars(seen, seconds, values))
+        group = ScalarGroup(label, iteration, now, all_scalars(seen, seconds, numbers))
         if may_close:
             self._submit_window(group)
         else:
@@ -267,32 +255,11 @@ class Run:
         if not self._writer.submit(work, rows=rows, urgent=self._collector.behind):
             self._collector.refused()
 
-    def _values(self, given: Mapping[str, object], step: int) -> dict[str, Scalar | Part]:
-        values: dict[str, Scalar | Part] = {}
-        for name, value in given.items():
-            scalar = as_scalar(value)
-            if scalar is None:
-                self._reporter.problem(
-                    "bad_scalar",
-                    f"{name}={value!r:.80} is no single number ({type(value).__name__}): give a float or a "
-                    "one-element tensor (of a DTensor its full_tensor()); not recorded",
-                    cause=f"bad_scalar {name}",
-                    step=step,
-                )
-            else:
-                values[str(name)] = scalar
-        return values
-
-    def _whole(self, step: object) -> int:
-        label, wrong = StepLabels(self._labels.current).next(step)
-        if wrong:
-            self._reporter.problem("bad_step_label", f"run.log: {wrong}; recorded at step {label}", step=label)
-        return label
-
     def _finish(self, state: str, timeout: float) -> None:
         if self._finished:
             return
         self._finished = True
+        timeout = given.patience(timeout)
         try:
             self._collector.abandon()
         except Exception as error:

@@ -88,6 +88,10 @@ def test_a_baseline_needs_statistics(tmp_path: Path) -> None:
     write_run(empty, {"scalars": scalar_rows(0, loss=1.0)})
     with pytest.raises(ConfigError, match="has no statistics"):
         baseline(statsbridge.load(empty))
+    with pytest.raises(ConfigError, match="has 1 sampled step, too few to say what is usual"):
+        baseline(recorded(tmp_path / "one", steps=1))
+    with pytest.raises(ConfigError, match="has 4 sampled steps"):
+        baseline(recorded(tmp_path / "good"), recorded(tmp_path / "four", steps=4))
     with pytest.raises(ConfigError, match="at least one good run"):
         baseline()
     with pytest.raises(ConfigError, match="unknown statistic stdd"):

@@ -116,4 +116,4 @@ def test_the_command(run: Path) -> None:
     document = json.loads(text)
     assert (document["compared"], document["differences"][0]["recorded"]) == (3, 0.25)
     file.write_text("name,step,value\nloss,0,0.5\n")
-    assert command() == (0, f"{file}: 1 of 1 values are as recorded (relative difference up to 1e-06)\n")
+    assert command() == (0, f"{file}: 1 of 1 value is as recorded (relative difference up to 1e-06)\n")

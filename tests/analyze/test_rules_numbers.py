@@ -100,6 +100,29 @@ def test_a_loss_that_does_not_fall_and_one_that_falls_slowly() -> None:
     assert list(watched(loss=np.full(30, 0.5))) == ["loss_flat"]
 
 
+def test_a_loss_that_comes_down_to_guessing_has_not_fallen() -> None:
+    noise = 0.01 * np.random.default_rng(3).normal(size=200)
+    course = math.log(4) + 0.08 * np.exp(-np.arange(200) / 8) + noise
+    assert watched(loss=course) == {}
+    found = watched(Thresholds(classes=4), loss=course)["loss_not_decreasing"]
+    assert found.threshold == pytest.approx(0.99 * math.log(4))
+    assert "guesses among all classes has 1.386" in found.message
+    assert watched(Thresholds(classes=4), loss=course - np.linspace(0, 0.3, 200)) == {}
+    # What begins far below (a model that was trained before) is judged by where it began.
+    assert "loss_not_decreasing" not in watched(Thresholds(classes=4), loss=course - 1 - np.linspace(0, 0.2, 200))
+
+
+def test_a_hinge_loss_at_its_floor_may_jump_and_a_norm_may_come_back() -> None:
+    generator = np.random.default_rng(7)
+    course = np.concatenate((np.linspace(0.4, 0, 30), np.zeros(200)))
+    course[[120, 180, 210]] = 0.3 * generator.random(3)
+    norms = np.concatenate((np.linspace(0.5, 0.01, 30), np.zeros(200)))
+    norms[[120, 180, 210]] = 0.2
+    assert watched(loss=course, grad_norm=norms) == {}
+    course[190], norms[190] = 3.0, 60.0
+    assert set(watched(loss=course, grad_norm=norms)) == {"loss_spike", "exploding_gradient"}
+
+
 def test_a_loss_that_had_fallen_does_not_stand_still_from_the_start() -> None:
     noise = np.random.default_rng(3).normal(0, 0.001, 400)
     course = np.where(np.arange(400) < 200, np.geomspace(2.3, 0.1, 400), 30.0) + noise
@@ -145,7 +168,7 @@ def test_many_norms_are_thinned_out_and_the_count_says_so() -> None:
     norms = np.concatenate((np.full(4500, 1.0), [1e3, 1e4, 1e5]))
     suggestion = watched(grad_norm=norms)["exploding_gradient"].suggestions[0]
     assert "about" in suggestion
-    assert "of 4503 steps" in suggestion
+    assert "of 4,503 steps" in suggestion
 
 
 # ---------------------------------------------------------------------- numbers of modules
@@ -309,6 +332,18 @@ def test_what_comes_later_explains_nothing() -> None:
     assert kinds == ["update_too_large", "loss_spike"]
     kinds = [one.kind for one in ranked([finding("nonfinite_loss", 5), finding("update_too_large", 9)])]
     assert kinds == ["nonfinite_loss", "update_too_large"]
+
+
+SPENT = ("dead_units", "saturated", "collapsed_activation", "identical_outputs", "zero_gradient", "vanishing_gradient")
+
+
+@pytest.mark.parametrize("kind", SPENT)
+def test_what_becomes_of_a_network_that_finds_nothing_to_learn_is_no_cause_of_it(kind: str) -> None:
+    stands = finding("loss_not_decreasing", 0, "warning")
+    for onset, order in ((5, [kind, stands.kind]), (60, [stands.kind, kind])):
+        given = [stands, finding(kind, onset)]
+        for findings in (given, given[::-1]):
+            assert [one.kind for one in ranked(findings)] == order
 
 
 def test_every_kind_has_words_and_facts_are_kinds() -> None:

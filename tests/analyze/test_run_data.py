@@ -69,6 +69,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         add_steps(found[name], STEPS[:20])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("statsbridge.log.compaction.GROUP_ROWS", 16)
+            patch.setattr("statsbridge.log.compaction.LEAST_GROUP_ROWS", 4)
             compact_table(found[name], "stats", 0, fan_in=2)
     add_steps(found["merged"], STEPS[20:])
     traced = work(0)["stats"]
@@ -156,8 +157,12 @@ def test_select_reads_no_more_than_asked_for(runs: dict[str, Path], monkeypatch:
     assert groups > 15
     found = statsbridge.load(runs["merged"]).select(modules="blocks.10", columns=["step", "l2"])
     assert found.num_rows == len(STEPS) * len(SITES)
-    assert sum(count for count, columns in read if "module" in columns) < groups / 3
+    assert sum(count for count, columns in read if "module" in columns) < groups / 2
     assert {name for _, columns in read for name in columns} <= {"module", "seq", "attempt", "step", "shards", "l2"}
+    read.clear()
+    found = statsbridge.load(runs["merged"]).select(sites="activation", columns=["step", "l2"])
+    assert len(found) > 0
+    assert sum(count for count, columns in read if "site" in columns) == groups / len(SITES)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -215,6 +220,23 @@ def test_profiles_are_the_same_however_they_are_read(run: Path, site: str, monke
     pruned = statsbridge.load(run)
     found = [pruned.depth_profile(site, "std", modules="b*"), pruned.by_type(site, "abs_max", step=4)]
     assert [table.to_pylist() for table in found] == [table.to_pylist() for table in expected]
+
+
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("at_once", [1, 40])
+def test_a_matrix_is_the_same_in_pieces(run: Path, site: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one module, or of a few, at a time: in the order of the data flow, with every value and gap."""
+    whole = statsbridge.load(run).matrices(site, ["std", "abs_max"])
+    as_if_large(monkeypatch)
+    monkeypatch.setattr("statsbridge.analyze.run_data._ROWS_AT_ONCE", at_once)
+    data = statsbridge.load(run)
+    pieces = list(data._in_groups(site))
+    assert len(set(data.stats["rank"].to_pylist())) > 1 or len(pieces) > 1
+    for one, other in zip(statsbridge.load(run).matrices(site, ["std", "abs_max"]), whole, strict=True):
+        assert one.rows.to_pylist() == other.rows.to_pylist()
+        np.testing.assert_array_equal(one.steps, other.steps)
+        np.testing.assert_array_equal(one.values, other.values)
+        np.testing.assert_array_equal(one.nonfinite, other.nonfinite)
 
 
 def test_all_attempts_on_demand_the_last_one_counts(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def test_compact_then_check(run: Path):
     before = load(run).stats.to_pylist()
     status, text = call("compact", run)
     assert (status, len(list_parts(run, "stats"))) == (0, 1)
-    assert "6 -> 1 parts, 30 rows merged" in text
+    assert "6 -> 1 part, 30 rows merged" in text
     assert load(run).stats.to_pylist() == before
     status, text = call("check", "mine", "--dir", run.parent)
     assert status == 0

@@ -71,7 +71,7 @@ def test_json_and_markdown(folder: Path) -> None:
     assert (parting["step"], parting["module"], parting["value"]) == (3, "[bold]m2[/bold]|", 70.0)
     assert bad["settings"] == [{"name": "config.lr", "good": [0.1], "other": 0.5}]
     lines = said(compare(folder, "good", "bad", "--format", "markdown")).splitlines()
-    assert lines[4] == r"| 3 | \[bold\]m2\[/bold\]\| |  | activation | std | 70 | 0.2 to 5 | 2 |"
+    assert lines[4] == r"| 3 | [bold]m2[/bold]\| |  | activation | std | 70 | 0.2 to 5 | 2 |"
 
 
 @pytest.mark.parametrize(

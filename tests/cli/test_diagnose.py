@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 from zoo_broken_helpers import BROKEN
 from zoo_healthy_helpers import HEALTHY
@@ -128,11 +129,14 @@ def test_the_briefing_has_its_parts_and_obeys_no_name(runs: Path) -> None:
         "## Model, in data-flow order",
         "## Settings",
     ]
-    assert "### 1. nonfinite\\_activation (critical, from step 12 on)" in page
-    assert "1. Is every number finite? **no**: nonfinite\\_activation" in page
+    assert "### 1. nonfinite_activation (critical, from step 12 on)" in page
+    assert "1. Is every number finite? **no**: nonfinite_activation" in page
     assert "3. Is each step of the right size? nothing says no" in page
-    assert "<img" not in page.replace("\\<img", "")
-    assert "| 1 | 0 | 0 | Linear | 544 | nonfinite\\_activation" in page
+    tokens = [one for token in MarkdownIt().enable("table").parse(page) for one in (token.children or [token])]
+    assert [token.content for token in tokens if token.type.startswith(("html", "link", "image"))] == []
+    # As code, whose quotes JSON has escaped.
+    assert f"config: {json.dumps(CONFIG)}" in "".join(token.content for token in tokens)
+    assert "| 1 | 0 | 0 | Linear | 544 | nonfinite_activation" in page
 
 
 def test_the_briefing_of_a_run_with_notes_and_many_modules_and_of_an_empty_one(tmp_path: Path) -> None:
@@ -144,8 +148,8 @@ def test_the_briefing_of_a_run_with_notes_and_many_modules_and_of_an_empty_one(t
     assert writer.submit(lambda: {"modules": modules, "events": note}, rows=101)
     assert writer.close()
     page = run_diagnose(tmp_path, "large", "--format", "markdown")
-    assert "None: nothing is wrong" in page
-    assert "- step 3: halved the rate\\\\n\\# not a head" in page
+    assert "None: nothing has been recorded, so nothing can be said." in page
+    assert "- step 3: halved the rate\\n# not a head" in page
     assert "60 of 100 module calls are left out." in page
     assert "| 99 | layer99 | 0 | Linear | 10 |  |" in page
     assert "no step was recorded" in page

@@ -4,11 +4,13 @@ import numpy
 import pyarrow
 import pytest
 import torch
+from log_rows import new_run
 from typer.testing import CliRunner
 
 import statsbridge
 from statsbridge.cli import app
 from statsbridge.cli.doctor import release
+from statsbridge.mirror.hashing import KEY_FILE, load_key, note_key
 
 from .conftest import run_command
 
@@ -62,6 +64,16 @@ def test_the_policy_in_force_is_named_and_a_wrong_one_is_critical(
     assert doctor(tmp_path)["policy"].startswith(f"ok {policy} ")
 
 
+def test_a_key_that_is_gone_is_seen_before_names_get_other_hashes(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    assert "key" not in doctor(tmp_path)
+    file = run / "mirrors" / KEY_FILE
+    note_key(run, file, load_key(file))
+    assert "key" not in doctor(tmp_path)
+    file.unlink()
+    assert "put it back from a copy" in doctor(tmp_path)["key"]
+
+
 def test_the_switch_that_turns_recording_off_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATSBRIDGE_DISABLED", "1")
     assert doctor(tmp_path)["switch"].startswith("! $STATSBRIDGE_DISABLED=1: ")
@@ -108,7 +120,7 @@ def test_what_is_missing_names_its_extra_and_what_is_broken_its_error(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"), [("2.13.0+cpu", (2, 13)), ("2.6.0a0+ecf3bae40a.nv25.01", (2, 6)), ("10", (10,))]
+    ("version", "expected"), [("2.13.0+cpu", (2, 13)), ("2.7.0a0+ecf3bae40a.nv25.03", (2, 7)), ("10", (10,))]
 )
 def test_release(version: str, expected: tuple[int, ...]) -> None:
     assert release(version) == expected

@@ -74,6 +74,7 @@ def test_where_none_does_it_says_so(configured: Path) -> None:
         ("config.rate > 1", "rate"),
         ("lr > 1", "lr"),
         ("steps >", "syntax error"),
+        (" ", "the condition is empty"),
         ("true) UNION SELECT place FROM runs --", "syntax error"),
         ("name IN (SELECT * FROM read_text('/etc/hostname'))", "Permission Error"),
     ],

@@ -3,12 +3,15 @@ import re
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from log_rows import new_run, scalar_rows, start_program, stats_rows, write_run
 from typer.testing import CliRunner
@@ -19,7 +22,9 @@ from statsbridge.cli import app
 from statsbridge.cli.following import KEPT_VALUES, Follower, Situation
 from statsbridge.cli.watch import screen
 from statsbridge.log import Writer
+from statsbridge.log.parts import list_parts, part_name
 from statsbridge.log.resume import next_attempt
+from statsbridge.log.schema import VERSION_KEY
 
 from .test_output import in_terminal
 
@@ -94,6 +99,47 @@ def test_what_is_remembered_does_not_grow_with_the_training(tmp_path: Path) -> N
     assert len(last.curves) == 13
     assert next(iter(last.curves)) == "loss"
     assert last.curves["loss"] == list(map(float, range(100, steps)))
+
+
+def test_what_cannot_be_read_is_said_and_ends_the_watching_of_a_run_that_has_ended(tmp_path: Path) -> None:
+    """In a pipe as in a terminal; without end it would be read anew in silence."""
+    run = written(tmp_path, *(step_rows(step) for step in range(3)))
+    folder = run / "events" / "rank=0"
+    folder.parent.mkdir(exist_ok=True)
+    folder.symlink_to(folder)  # a name that leads nowhere, as on a disk that is away
+    result = CliRunner().invoke(app, ["watch", str(run), "--interval", "0.1"])
+    assert "Too many levels of symbolic links" in result.stdout
+    assert result.stdout.splitlines()[-1] == "the run has ended: finished"
+    assert result.exit_code == 0
+
+
+def test_a_part_of_the_future_is_one_line(tmp_path: Path) -> None:
+    run = written(tmp_path, *(step_rows(step) for step in range(3)))
+    old = list_parts(run, "stats")[0]
+    table = pq.read_table(old.path)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"99"}), sink)
+    data = sink.getvalue().to_pybytes()
+    old.path.unlink()
+    (old.path.parent / part_name(old.first, old.last, zlib.crc32(data))).write_bytes(data)
+    result = CliRunner().invoke(app, ["watch", str(run), "--interval", "0.1"])
+    assert result.exit_code == 2
+    assert "schema version 99" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_is_logged_about_an_earlier_step_takes_nothing_back(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    write_run(run, *(step_rows(step) for step in range(6)))
+    follower = Follower(run)
+    follower.look()
+    with next_attempt(run, 3, config=None, information={}) as attempt:
+        writer = Writer(run, attempt=attempt.number)
+    about_before = {"step": 0, "time": 1.7e9, "name": "val/loss", "value": 2.0}
+    assert writer.submit(lambda: {"scalars": scalar_rows(3, loss=13.0)})
+    assert writer.submit(lambda: {"scalars": about_before})
+    assert writer.close()
+    assert follower.look().curves["loss"] == [1.0, 1 / 2, 1 / 3, 13.0]
 
 
 def test_a_resumed_run_goes_back(tmp_path: Path) -> None:

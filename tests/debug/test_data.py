@@ -731,3 +731,12 @@ def test_what_cannot_be_read_is_said(data: Any, said: str) -> None:
 def test_wrong_arguments_are_said(keywords: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(keywords))):
         check_data(loader(*made()), **keywords)
+
+
+def test_labels_that_are_large_numbers_cost_nothing_and_are_shown_in_full() -> None:
+    inputs, labels = made(classes=2)
+    result = check_data(loader(inputs, labels * 10**9))
+    finding = next(one for one in result.findings if one.kind == "missing_classes")
+    assert finding.value == 10**9 - 1
+    assert "no sample of class 1, class 2, class 3, class 4, class 5 and 999,999,994 more" in finding.message
+    assert "→ 1000000000" in str(result)

@@ -96,6 +96,20 @@ def test_without_the_fault_it_passes() -> None:
     assert result.numbers["largest_right_difference"] < 1e-6
 
 
+@pytest.mark.parametrize("order", ["channels_last", "transposed"])
+def test_parameters_in_another_order_of_memory(order: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Tanh(), nn.Linear(3, 4))
+    if order == "channels_last":
+        model = model.to(memory_format=torch.channels_last)
+    else:
+        model[4].weight = nn.Parameter(torch.randn(3, 4).t())
+    assert not all(parameter.is_contiguous() for parameter in model.parameters())
+    result = gradient_check(model, nn.CrossEntropyLoss(), BATCH, coordinates=5)
+    assert result.passed, result.explanation
+    assert result.numbers["right"] == result.numbers["checks"]
+
+
 def test_the_derivatives_are_those_of_a_closed_form() -> None:
     """Mean squared error of a linear model: the gradient is 2 (xw - y) x over the number of samples."""
     torch.manual_seed(0)

@@ -84,6 +84,46 @@ def test_a_merged_part_is_sorted_in_several_row_groups(tmp_path: Path, monkeypat
     assert same(before, rows_of(run))
 
 
+def test_one_site_of_all_modules_lies_together_in_row_groups_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compaction_module, "GROUP_ROWS", 100)
+    monkeypatch.setattr(compaction_module, "LEAST_GROUP_ROWS", 25)
+    monkeypatch.setattr(compaction_module, "SLICE_ROWS", 170)
+    run = new_run(tmp_path)
+    folder = part_folder(run, "stats", 0)
+    make_folder(folder)
+    # Some sites have more rows than a row group, some fewer than are worth one, and some rows have none.
+    sites = ["update", "activation", "activation", "activation", "parameter", "update", "tensor", None]
+    for step in range(40):
+        columns = stats_rows(
+            step, 8, module=[f"m{row % 3}" for row in range(8)], site=sites if step < 10 else sites[:4] * 2
+        )
+        name, data = encode("stats", to_table("stats", columns), first=8 * step, attempt=0)
+        (folder / name).write_bytes(data)
+    before = rows_of(run)
+    compact_table(run, "stats", 0, fan_in=2)
+    assert same(before, rows_of(run))
+    [part] = list_parts(run, "stats")
+    file = pq.ParquetFile(part.path)
+    groups = [file.read_row_group(number).to_pydict() for number in range(file.num_row_groups)]
+    names = ("site", "module", "tensor", "call", "seq")
+    keys = [
+        tuple(value or "" for value in key[:3]) + key[3:]
+        for group in groups
+        for key in zip(*(group[name] for name in names), strict=True)
+    ]
+    assert keys == sorted(keys)
+    sizes = [len(group["seq"]) for group in groups]
+    assert max(sizes) <= 100
+    assert min(sizes) >= 25
+    mixed = [group for group in groups if len(set(group["site"])) > 1]
+    assert mixed
+    for group in mixed:
+        first = group["site"][0]
+        assert group["site"].count(first) < 25, "a site that has enough rows shares them with no other"
+
+
 def test_nulls_histograms_and_older_columns_survive(tmp_path: Path):
     run = new_run(tmp_path)
     folder = part_folder(run, "stats", 0)

@@ -126,6 +126,36 @@ def test_what_is_on_disk_is_not_counted_as_lost(tmp_path: Path, monkeypatch: pyt
     assert load(run).scalars["step"].to_pylist() == [0, 1]
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_a_disk_that_does_not_even_answer_ends_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """What is lost is counted, and whoever waits for the writer is told at once."""
+    run, warned = new_run(tmp_path), list[str]()
+    writer = Writer(run, flush_interval=3600, on_warning=warned.append)
+    disk = FailingDisk(monkeypatch)
+    writer.submit(lambda: {"scalars": scalar_rows(0, loss=0)})
+    assert writer.flush()
+    disk.arm(0, code, more=float("inf"))
+    writer.submit(lambda: {"scalars": scalar_rows(1, loss=1)})
+    assert not writer.flush()
+    real = os.stat
+
+    def stat(path: object, **options: object) -> os.stat_result:
+        if "scalars" in str(path):
+            raise OSError(code, os.strerror(code))
+        return real(path, **options)  # type: ignore[call-overload, no-any-return]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        done = writer.begin_close("finished").wait(10)
+    disk.disarm()
+    assert done
+    assert writer.dropped == {"scalars": 1}
+    assert [("cannot write" in text, "1 row could not" in text) for text in warned] == [(True, False), (False, True)]
+    assert not writer.close()
+
+
 @turns
 def test_each_operation_of_a_merge_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
     disk = FailingDisk(monkeypatch)

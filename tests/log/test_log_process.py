@@ -56,6 +56,21 @@ def test_kill_9_loses_no_acknowledged_row_and_doubles_none(tmp_path: Path, ackno
     assert list_runs(tmp_path)[0].state == "crashed"
 
 
+WRITE_ONCE = """
+writer = Writer(Path(sys.argv[1]))
+before = set(sys.modules)
+event = {"step": 0, "time": 1.7e9, "kind": "note", "severity": "info", "message": "x"}
+writer.submit(lambda: {"stats": stats_rows(0, 40), "scalars": scalar_rows(0, loss=1.0), "events": event})
+assert writer.flush() and writer.close()
+print(sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def test_the_thread_imports_no_package_under_the_hands_of_the_training(tmp_path: Path) -> None:
+    """Arrow imports pandas at its first array; Plotly, in the training's thread, then met half of pandas."""
+    assert finish(start_program(WRITE_ONCE, new_run(tmp_path))) == (0, "[]\n", "")
+
+
 SIGTERM = """
 import signal, threading
 run = Path(sys.argv[1])

@@ -10,7 +10,9 @@ import pytest
 from log_rows import new_run, scalar_rows, start_program, stats_rows, write_run
 
 from statsbridge import ConfigError, LogError, __version__
-from statsbridge.log import Writer, create_run, list_runs, resolve_run
+from statsbridge.analyze.listing import matching
+from statsbridge.log import Writer, create_run, list_runs, load, resolve_run
+from statsbridge.log.compaction import compact_table
 from statsbridge.log.folder import new_run_id, writer_file
 
 
@@ -186,5 +188,24 @@ def test_a_run_is_found_by_path_id_beginning_name_and_latest(tmp_path: Path, mon
 def test_a_long_list_of_choices_is_cut(tmp_path: Path) -> None:
     for number in range(25):
         new_run(tmp_path, f"n{number}")
-    with pytest.raises(LogError, match=r"\(n24\), .*\(n5\) and 5 older$"):
+    with pytest.raises(LogError, match=r"; there are: .*\(n24\), .*\(n20\) and 20 older$") as caught:
         resolve_run("nothing", tmp_path)
+    assert len(str(caught.value)) < 250 + len(str(tmp_path))
+    with pytest.raises(LogError, match=r"; did you mean 'n17'\? There are: "):
+        resolve_run("nn17", tmp_path)
+
+
+def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    """Arrow takes paths for UTF-8; the system takes any bytes."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system wants UTF-8")
+    run = new_run(folder)
+    write_run(run, *({"stats": stats_rows(step, 2), "scalars": scalar_rows(step, loss=1)} for step in range(3)))
+    [summary] = list_runs(folder)
+    assert (summary.steps, summary.sampled_steps) == (3, 3)
+    assert [one.id for one in matching([summary], "steps = 3 AND contains(path, 'caf')")] == [run.name]
+    assert compact_table(run, "stats", 0, fan_in=2).parts_after == 1
+    assert load(run).stats.num_rows == 6

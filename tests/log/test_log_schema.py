@@ -100,6 +100,18 @@ def test_nan_is_null_in_stats_and_true_in_the_value_of_a_scalar(tmp_path: Path) 
     assert run.scalars["epoch"].to_pylist() == [0.5, None, None, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("table", DESIGN)
+def test_a_lone_surrogate_costs_nothing(table: str) -> None:
+    """Python reads the name of a file that is no UTF-8 so; a text column that refused it would lose the whole part."""
+    texts = [field.name for field in SCHEMAS[table] if field.name in TEXT.split()]
+    values = ["caf\udce9", None, "naïve 🙂", "\ud800"]
+    rows = to_table(table, {**dict.fromkeys(texts, values), "step": [0, 1, 2, 3]})
+    for name in texts:
+        assert rows[name].to_pylist() == ["caf\\udce9", None, "naïve 🙂", "\\ud800"], name
+    single = to_table(table, {texts[0]: "\udcff", "step": [0, 1]})
+    assert single[texts[0]].to_pylist() == ["\\udcff"] * 2
+
+
 def test_seconds_and_microseconds_are_the_same_time() -> None:
     moments = [1.7e9 + 0.000001, 1_700_000_000_000_001, datetime.fromtimestamp(1.7e9 + 0.000001, UTC)]
     tables = [to_table("scalars", {"time": [moment], "name": "x"}) for moment in moments]

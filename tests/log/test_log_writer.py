@@ -19,6 +19,7 @@ from statsbridge.errors import StatsBridgeWarning
 from statsbridge.log import Writer, list_runs, load
 from statsbridge.log import backlog as backlog_module
 from statsbridge.log import writer as writer_module
+from statsbridge.log.failures import INTERNAL_ERRORS
 from statsbridge.log.folder import writer_file
 from statsbridge.log.parts import list_parts
 
@@ -153,10 +154,10 @@ def test_work_that_fails_costs_only_itself(writer: Writer, run: Path, warned: li
 
 
 def test_work_that_always_fails_does_not_fill_the_record(writer: Writer, run: Path) -> None:
-    for _ in range(3 * writer_module.INTERNAL_ERRORS):
+    for _ in range(3 * INTERNAL_ERRORS):
         writer.submit(lambda: {"unknown": {}})
     assert writer.close()
-    assert load(run).events.num_rows == writer_module.INTERNAL_ERRORS
+    assert load(run).events.num_rows == INTERNAL_ERRORS
 
 
 def test_warnings_that_are_errors_do_not_end_the_writer(run: Path) -> None:
@@ -298,7 +299,7 @@ def test_a_deleted_run_is_not_made_again(run: Path, warned: list[str]) -> None:
     assert not writer.close()
     assert not run.exists()
     assert writer.dropped == {"scalars": 1}
-    assert [("cannot write" in text, "1 rows could not" in text) for text in warned] == [
+    assert [("cannot write" in text, "1 row could not" in text) for text in warned] == [
         (True, False),
         (False, True),
     ]

@@ -18,10 +18,9 @@ from log_rows import new_run, stats_rows
 
 from statsbridge.errors import PolicyError, Retry
 from statsbridge.log.schema import SCHEMAS, to_table
-from statsbridge.mirror import gate as gate_module
 from statsbridge.mirror.contract import CHANNELS, Destination, RunInfo
 from statsbridge.mirror.gate import Gate, make_gate
-from statsbridge.mirror.hashing import Namer, load_key
+from statsbridge.mirror.hashing import KEY_FILE, Namer, key_trouble, load_key
 from statsbridge.mirror.policy import Grant, Policy
 from statsbridge.mirror.policy_file import STATISTICS, Limits, read_policy_file
 from statsbridge.mirror.tail import Chunk, Cursor
@@ -248,8 +247,8 @@ def test_one_key_one_hash(tmp_path: Path) -> None:
 def test_the_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     gate(run, names="hashed").chunk(chunk())
-    file = run / "mirrors" / gate_module.KEY_FILE
-    assert list(file.parent.iterdir()) == [file]
+    file = run / "mirrors" / KEY_FILE
+    assert file in list(file.parent.iterdir())
     if sys.platform != "win32":
         assert file.stat().st_mode & 0o777 == 0o600
         file.chmod(0o640)
@@ -262,6 +261,43 @@ def test_the_key_is_for_its_owner_alone(tmp_path: Path) -> None:
     file.write_text("short")
     with pytest.raises(PolicyError, match="does not hold the key"):
         gate(run, names="hashed").chunk(chunk())
+
+
+def test_a_key_that_was_lost_is_missed_and_another_one_said(tmp_path: Path) -> None:
+    def left(by: Gate) -> set[str]:
+        return set(by.chunk(chunk()).stats["module"].to_pylist()) - {""}
+
+    run = new_run(tmp_path)
+    own = run / "mirrors" / KEY_FILE
+    assert key_trouble(run) is None
+    first, again = gate(run, names="hashed"), gate(run, names="hashed")
+    assert left(first) == left(again)
+    assert (first.key_changed, again.key_changed, key_trouble(run)) == (None, None, None)
+    kept = own.read_bytes()
+    assert kept.strip() not in (run / "mirrors" / "policy.keys-used").read_bytes()
+    own.unlink()
+    assert "put it back" in (key_trouble(run) or "")
+    other = gate(run, names="hashed")
+    assert left(other).isdisjoint(left(first))
+    assert str(own) in (other.key_changed or "")
+    assert "names left under 2 keys" in (key_trouble(run) or "")
+    own.write_bytes(kept)
+    assert "put it back" in (key_trouble(run) or ""), "names have left under the other one since"
+    back = gate(run, names="hashed")
+    assert left(back) == left(first)
+    assert back.key_changed
+    own.write_text("short")
+    assert key_trouble(run)
+
+
+def test_the_same_key_in_another_file_is_no_other_key(tmp_path: Path) -> None:
+    run, shared = new_run(tmp_path), tmp_path / "shared.key"
+    gate(run, names="hashed").chunk(chunk())
+    shared.write_bytes((run / "mirrors" / KEY_FILE).read_bytes())
+    shared.chmod(0o600)
+    moved = gate(run, names="hashed", key_file=str(shared))
+    moved.chunk(chunk())
+    assert moved.key_changed is None
 
 
 def test_a_key_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:

@@ -128,6 +128,47 @@ def test_a_tracker_may_be_down_from_the_beginning(run: Path, tmp_path: Path, rel
     assert kinds(said) == ["mirror_unreachable", "mirror_resumed"]
 
 
+def test_what_happens_when_the_record_is_closed_is_kept_with_the_mirror(
+    run: Path, tmp_path: Path, relay: Any, said: Said
+) -> None:
+    up = threading.Event()
+
+    class Down(Planned):
+        def send(self, batch: Batch) -> None:
+            self.calls += 1
+            if not up.is_set():
+                raise Retry("connection refused")
+            JsonLines.send(self, batch)
+
+    adapter = Down(tmp_path / "store")
+    serving = relay(adapter)
+    write_run(run, *steps(0, 3))
+    eventually(lambda: adapter.calls >= 2)
+    serving.begin_finish("finished")
+    up.set()
+    assert serving.join(30)
+    assert kinds(said) == ["mirror_unreachable", "mirror_resumed"]
+    # The record has an event of the first; the second came when it could take none.
+    kept = state_of(run, serving).late
+    assert [(one["kind"], one["message"]) for one in kept] == [said[1][:2]]
+    assert kept[0]["time"] > "2020"
+
+
+def test_names_that_leave_under_another_key_are_said(
+    run: Path, tmp_path: Path, relay: Any, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('applies_to = "all"\nnames = "hashed"\n[[destinations]]\nbackend = "lines"\npath = "."\n')
+    monkeypatch.setenv("STATSBRIDGE_POLICY", str(policy))
+    write_run(run, *steps(0, 2))
+    finish(relay(JsonLines(tmp_path / "store")))
+    assert said == []
+    (run / "mirrors" / "policy.key").unlink()
+    finish(relay(JsonLines(tmp_path / "other")))
+    assert kinds(said) == ["mirror_key_changed"]
+    assert said[0][2], "it is a warning"
+
+
 def test_the_tracker_says_how_long_to_wait(run: Path, tmp_path: Path, relay: Any) -> None:
     moments: list[float] = []
     note = lambda batch: moments.append(time.monotonic())  # noqa: E731

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 
 import statsbridge
 from statsbridge import ConfigError, Sampling, StatsBridgeError, StatsBridgeWarning, UnknownBackendError
+from statsbridge.log.runs import run_state
 
 Record = Callable[..., statsbridge.Run]
 
@@ -50,6 +52,7 @@ def test_a_model_that_is_none(model: Any, said: str, tmp_path: Path) -> None:
         ({"flush_interval": 0}, "flush_interval=0"),
         ({"flush_interval": "fast"}, "flush_interval='fast'"),
         ({"start_step": 1.5}, "start_step=1.5"),
+        ({"start_step": 2**63}, "start_step=9223372036854775808: give one of at most"),
         ({"name": ""}, "name=''"),
         ({"config": [1]}, "config is a list: give a dict"),
         ({"backend": 7}, "backend=7"),
@@ -100,7 +103,7 @@ def test_fx_says_what_it_cannot_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("bad", [3, 2, 3.5, 4.0, "7", True])
+@pytest.mark.parametrize("bad", [3, 2, 3.5, 4.0, "7", True, 2**63, 10**30])
 def test_a_bad_label_inside_the_loop(bad: object, record: Record) -> None:
     model = nn.Linear(2, 2)
     run = record(model)
@@ -133,6 +136,42 @@ def test_values_that_are_no_numbers(record: Record) -> None:
     assert scalars(data.scalars, "good") == {0: 1.5}
     assert scalars(data.scalars, "val/loss") == {0: 2.0}
     assert scalars(data.scalars, "flag") == {0: 1.0}
+
+
+def test_a_label_that_no_column_holds_is_none_for_log(record: Record) -> None:
+    run = record(nn.Linear(2, 2))
+    run.step(loss=1.0, step=5)
+    with pytest.warns(StatsBridgeWarning, match="too large"):
+        run.log({"val/loss": 0.5}, step=2**64)
+    run.finish()
+    assert scalars(statsbridge.load(run.path).scalars, "val/loss") == {5: 0.5}
+
+
+class Speechless:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.zeros(30, 40), "x=Tensor of shape (30, 40) is no"),
+        ([0.5] * 10_000, "x=[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, ...] (list) is no"),
+        ("a" * 10_000, "(str) is no"),
+        (Speechless(), "(Speechless) is no"),
+    ],
+)
+def test_a_value_that_is_no_number_is_told_in_a_few_words(value: object, said: str, record: Record) -> None:
+    """What is in a tensor would have to be waited for; and what cannot be shown costs nothing but itself."""
+    run = record(nn.Linear(2, 2))
+    with pytest.warns(StatsBridgeWarning, match="x="):
+        run.step(x=value, other=1.0)
+    run.finish()
+    data = statsbridge.load(run.path)
+    [event] = events(data, "bad_scalar")
+    assert said in event["message"]
+    assert len(event["message"]) < 250
+    assert scalars(data.scalars, "other") == {0: 1.0}
 
 
 def test_log_keeps_epoch_and_kind(record: Record) -> None:
@@ -278,6 +317,17 @@ def test_everything_after_finish_does_nothing(record: Record) -> None:
     data = statsbridge.load(run.path)
     assert scalars(data.scalars, "loss") == {0: 1.0}
     assert data.events.num_rows == 0
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e30, math.nan, None, "a minute", torch.tensor(30.0)])
+def test_finish_takes_any_timeout(timeout: Any, record: Record) -> None:
+    """The model may not be saved yet: at the end of a training nothing raises."""
+    run = record(nn.Linear(2, 2))
+    run.step(loss=1.0)
+    run.finish(timeout=timeout)
+    assert run.path is not None
+    assert run_state(run.path) == "finished"
+    assert scalars(statsbridge.load(run.path).scalars, "loss") == {0: 1.0}
 
 
 def test_an_exception_in_the_loop_closes_the_run(tmp_path: Path) -> None:

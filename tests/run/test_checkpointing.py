@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -91,7 +92,6 @@ def twice(first: dict[str, bool] | None, second: dict[str, bool] | None) -> Call
 WAYS: dict[str, tuple[Callable[[Model, Tensor], Tensor], Callable[[Model, Tensor], Tensor]]] = {
     "reentrant": (each(**REENTRANT), each_without_checkpoint),
     "non-reentrant": (each(**MODERN), each_without_checkpoint),
-    "without early stop": (each(**MODERN, early_stop=False), each_without_checkpoint),
     "no random state kept, and no dropout": (each(**MODERN, preserve_rng_state=False), each_without_checkpoint),
     "sequential, reentrant": (lambda m, x: checkpoint_sequential(m.blocks, 2, x, **REENTRANT), each_without_checkpoint),
     "sequential": (lambda m, x: checkpoint_sequential(m.blocks, 2, x, **MODERN), each_without_checkpoint),
@@ -104,6 +104,8 @@ WAYS: dict[str, tuple[Callable[[Model, Tensor], Tensor], Callable[[Model, Tensor
     "a shared module, reentrant and plain": (twice(REENTRANT, None), twice(None, None)),
     "a shared module, of both kinds": (twice(MODERN, REENTRANT), twice(None, None)),
 }
+if "early_stop" in inspect.signature(checkpoint).parameters:  # of newer versions of torch
+    WAYS["without early stop"] = (each(**MODERN, early_stop=False), each_without_checkpoint)
 
 
 def train(name: str, way: Callable[[Model, Tensor], Tensor], record: Record | None) -> tuple[Any, ...]:

@@ -103,6 +103,7 @@ def test_what_cannot_be_understood_changes_nothing(record: Record) -> None:
     run = record(model, every=3)
     assert run.path is not None
     broken = ["{", "[]", '{"every": 0}', '{"every": true}', '{"sites": ["no"]}', '{"stop": 1}', "{}", " " * 100_000]
+    broken += ["[" * 20_000]  # deeper than a parser goes
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for text in broken:
         (run.path / FILE).write_text(text)

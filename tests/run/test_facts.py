@@ -280,9 +280,9 @@ def test_outputs_that_are_the_same_for_every_sample(record: Record) -> None:
     model = Dead(bias=-50.0)
     run = record(model, alerts=False)
     found = train(run, model, 6)
-    # The third sampled step: seen once, and proved twice to have inputs that differ. Of all that follows only the
+    # The fifth sampled step: seen once, and proved four times to have inputs that differ. Of all that follows only the
     # model itself has such inputs.
-    assert found == [(2, "identical_outputs", "relu", None), (2, "identical_outputs", "", None)]
+    assert found == [(4, "identical_outputs", "relu", None), (4, "identical_outputs", "", None)]
     told = events(statsbridge.load(run.path), "identical_outputs")
     assert [(event["value"], event["threshold"]) for event in told] == [(0.0, 1e-5)] * 2
     model = Dead(bias=0.0)
@@ -319,14 +319,14 @@ def test_the_same_batch_of_one_sample_is_no_collapse(record: Record) -> None:
 
     outer = Alike()
     # The outer model's inputs differ and its outputs do not; the inner one has nothing to tell its samples by.
-    assert train(record(outer, alerts=False), outer, 6) == [(2, "identical_outputs", "", None)]
+    assert train(record(outer, alerts=False), outer, 6) == [(4, "identical_outputs", "", None)]
 
 
 def test_the_same_facts_on_the_path_of_accelerators(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "runs_on_host", lambda tensor: False)
     model = Dead(bias=-50.0)
     found = train(record(model, alerts=False), model, 5)
-    assert found == [(2, "identical_outputs", "relu", None), (2, "identical_outputs", "", None)]
+    assert found == [(4, "identical_outputs", "relu", None), (4, "identical_outputs", "", None)]
     normed = Normed(momentum=0.0)
     found = train(record(normed, alerts=False), normed, 5)
     assert found == [(2, "running_statistics_unchanged", "norm", None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 import statsbridge
 from statsbridge import LogError, Selection, StatsBridgeWarning
 from statsbridge.log import files
+from statsbridge.log import writer as writer_module
 from statsbridge.log.figures import stored_figures
 from statsbridge.run import figures as run_figures
 
@@ -131,6 +133,28 @@ def test_a_disk_that_refuses_it(record: Record, monkeypatch: pytest.MonkeyPatch)
     data = statsbridge.load(run.path)
     assert [one.name for one in stored_figures(data.path, data.events)] == ["kept"]
     assert [event["kind"] for event in data.events.to_pylist()] == ["figure_lost", "figure"]
+
+
+def test_a_disk_that_hangs_costs_the_figure_and_it_is_said(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "QUEUE_ROWS", 5)
+    run = record(nn.Linear(2, 2))
+    taken, released = threading.Event(), threading.Event()
+
+    def hang() -> dict[str, Any]:
+        taken.set()
+        released.wait(30)
+        return {}
+
+    assert run._writer.submit(hang, urgent=True)
+    assert taken.wait(30)
+    assert run._writer.submit(dict)
+    with pytest.warns(StatsBridgeWarning, match=r"log_figure\('late'\): too much waits") as warned:
+        run.log_figure("late", go.Figure())
+    released.set()
+    with pytest.warns(StatsBridgeWarning, match="not recorded: steps came faster"):
+        run.finish()
+    assert len(warned) == 1
+    assert not list(Path(str(run.path)).glob("figures/*/*.json"))
 
 
 def test_a_resumed_run_overwrites_no_figure(record: Record) -> None:

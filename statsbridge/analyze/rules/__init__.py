@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ..thresholds import Thresholds
 from .accumulation import Accumulation
-from .activations import ActivationScale, DeadUnits, Saturation, StaleOutputs
+from .activations import ActivationScale, Saturation, StaleOutputs
+from .dead import DeadFunction, DeadUnits
 from .facts import Facts, SkippedSteps
 from .gradients import GradientAlongDepth, GradientSize
 from .loss import InitialLoss, LossCourse, LossSpike
@@ -15,12 +16,13 @@ from .norms import GradientNormGrowth
 from .reach import NoGradient, NoOptimizer
 from .step import Rule
 from .underflow import Underflow
-from .updates import UpdateMissing, UpdateTooLarge
+from .updates import UpdateMissing, UpdateTooLarge, WeightGrowth
 
 #: What makes each rule from the limits.
 RULES: tuple[Callable[[Thresholds], Rule], ...] = (
     NonFinite,
     DeadUnits,
+    DeadFunction,
     ActivationScale,
     Saturation,
     StaleOutputs,
@@ -30,6 +32,7 @@ RULES: tuple[Callable[[Thresholds], Rule], ...] = (
     Accumulation,
     Underflow,
     UpdateTooLarge,
+    WeightGrowth,
     UpdateMissing,
     NoGradient,
     NoOptimizer,

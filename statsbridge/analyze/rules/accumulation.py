@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..thresholds import Thresholds
-from .known import Floats
+from .known import Flags, Floats, Integers
 from .memory import Memory
 from .step import Hits, Rows, Step, match, shown
 
@@ -36,7 +36,8 @@ class Accumulation:
         weights, growth = self._growth(step)
         if not len(weights):
             return
-        typical, limit = float(np.median(growth)), self._limits.gradient_accumulation
+        # Of two in the middle the lower: where it is missing, at least half of them grow.
+        typical, limit = float(np.sort(growth)[(len(growth) - 1) // 2]), self._limits.gradient_accumulation
         if typical <= limit or _sums_agree(step):
             self._count = 0
             return
@@ -69,7 +70,7 @@ class Accumulation:
             against = self._since_the_first(self._ratio, parameters, size / outputs["l2"])
             growths.append((parameters, np.minimum(against, self._since_the_first(self._size, parameters, size))))
         (weights, growth), (others, of_biases) = growths
-        place = match(step.known.module[weights.ids], step.known.module[others.ids])
+        place = match(step.known.modules_of(weights.ids), step.known.modules_of(others.ids))
         if len(others):
             growth = np.where(place >= 0, np.minimum(growth, of_biases[place]), growth)
         return weights, growth
@@ -91,16 +92,25 @@ def _layers(step: Step, *, biases: bool) -> tuple[Rows, Rows]:
     known, parameters, outputs = step.known, step.site("parameter_grad"), _once_called(step)
     added = frozenset(name for name in known.types.names if name == "Linear" or name.startswith("Conv"))
     wanted = parameters.measured & (known.biases(parameters.ids) == biases) & known.of_types(parameters.ids, added)
+    updates = step.site("update")
+    if len(updates):  # no optimizer's zero_grad() is there for a parameter that none holds
+        wanted &= match(known.parameters(parameters.ids), known.parameters(updates.ids)) >= 0
     parameters = parameters.where(wanted)
-    place = match(known.module[parameters.ids], known.module[outputs.ids])
+    place = match(known.modules_of(parameters.ids), known.modules_of(outputs.ids))
     return parameters.where(place >= 0), outputs.where(place[place >= 0])
 
 
 def _once_called(step: Step) -> Rows:
     """The output gradients of modules that were called once and put out one tensor."""
     rows = step.leaves("activation_grad")
-    _, place, count = np.unique(step.known.module[rows.ids], return_index=True, return_counts=True)
-    return rows.where(place[count == 1])
+    return rows.where(step.known.of(rows.ids, "called once", lambda: _alone(step.known.module[rows.ids])))
+
+
+def _alone(modules: Integers) -> Flags:
+    """Which of the modules are there once."""
+    _, place, count = np.unique(modules, return_inverse=True, return_counts=True)
+    alone: Flags = count[place] == 1
+    return alone
 
 
 def _sums_agree(step: Step) -> bool:

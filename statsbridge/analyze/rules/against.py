@@ -55,14 +55,20 @@ class Against:
     def usual(self, found: Hits, step: Step) -> Hits:
         """The hits without those whose number a good run has had too."""
         statistic = _JUDGED.get(found.kind)
-        if statistic is None or step.rows is None or not len(found.ids):
+        if statistic is None or not len(found.ids):
             return found
-        rows = step.rows.where(match(found.ids, step.rows.ids))
-        unusual = np.ones(len(rows), bool)
-        for site in {step.known.site_name(identity) for identity in rows.ids.tolist()}:
-            here = np.array([step.known.site_name(identity) == site for identity in rows.ids.tolist()])
-            low, high = self._range(self._close, site, statistic, rows.ids, step)
-            unusual &= ~(here & (rows[statistic] >= low) & (rows[statistic] <= high))
+        if statistic == "update_ratio":  # a rule of updates judges a step once its loss has shown what became of it
+            values = found.values
+        elif step.rows is None:
+            return found
+        else:
+            values = step.rows.where(match(found.ids, step.rows.ids))[statistic]
+        sites = [step.known.site_name(identity) for identity in found.ids.tolist()]
+        unusual = np.ones(len(found.ids), bool)
+        for site in set(sites) if statistic != "update_ratio" else {"update"}:
+            here = np.array([one == site for one in sites])
+            low, high = self._range(self._close, site, statistic, found.ids, step)
+            unusual &= ~(here & (values >= low) & (values <= high))
         return replace(found, ids=found.ids[unusual], values=found.values[unusual], since=found.since[unusual])
 
     def look(self, step: Step) -> Iterator[Hits]:

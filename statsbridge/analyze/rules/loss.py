@@ -78,7 +78,7 @@ class LossSpike:
             if (
                 jump > (self._factor - 1) * abs(median)
                 and jump > 8 * running.spread
-                and jump > 0.2 * self._start
+                and jump > (0.2 if median else 1.0) * self._start  # a hinge loss at its floor jumps as a rule
                 and jump > 2 * (running.highest - median)
                 and len(running) >= _LEAST
             ):
@@ -102,6 +102,7 @@ class LossCourse:
 
     def __init__(self, limits: Thresholds) -> None:
         self._limits = limits
+        self._guess = None if limits.classes is None or limits.classes < 2 else math.log(limits.classes)
         self._count = 0
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=_OSCILLATING)
@@ -146,6 +147,8 @@ class LossCourse:
         first = sum(self._first) / _FIRST
         last = sum(islice(self._last, len(self._last) - _FIRST, None)) / _FIRST
         limit = first - (1 - self._limits.loss_decrease) * abs(first)
+        if self._guess is not None:  # outputs that only lose their size come down to that, and have learnt nothing
+            limit = min(limit, self._limits.loss_decrease * self._guess)
         self._stuck = self._stuck + 1 if last >= limit else 0
         if self._stuck == 1:  # a loss that had fallen before does not stand still from the start
             self._since = self._begun if self._count == _LEAST else step
@@ -156,7 +159,8 @@ class LossCourse:
                 "warning",
                 self._since,
                 f"the loss does not fall: the mean of the last {_FIRST} steps is {last:.4g}, that of the first "
-                f"{_FIRST} was {first:.4g} (limit: {limit:.4g})",
+                f"{_FIRST} was {first:.4g} (limit: {limit:.4g})"
+                + ("" if self._guess is None else f", and who guesses among all classes has {self._guess:.4g}"),
                 value=last,
                 threshold=limit,
             )

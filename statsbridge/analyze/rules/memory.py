@@ -33,6 +33,10 @@ class Memory:
             self._grow(numbers)
             self._values[numbers] = values
 
+    def any(self) -> bool:
+        """Whether any value is not 0."""
+        return bool(self._values.any())
+
     def _grow(self, numbers: Integers | int) -> None:
         grown = np.full(2 * (int(np.max(numbers)) + 1), self._fill, self._values.dtype)
         grown[: len(self._values)] = self._values
@@ -45,13 +49,19 @@ class Streak:
     def __init__(self) -> None:
         self._length = Memory(0, np.int64)
         self._since = Memory(0, np.int64)
+        self._any = False  # whether it may hold for any identity
 
     def update(self, ids: Integers, holds: Flags, step: int, needed: int) -> Flags:
         """Whether it holds for each of `ids` for the `needed`-th time at least. Other identities stay as they are."""
+        holding = bool(np.count_nonzero(holds))
+        if not (holding or self._any):
+            return np.zeros(len(ids), bool) if needed > 0 else np.ones(len(ids), bool)
+        self._any = True
         length = self._length[ids]
         self._since.set(ids[holds & (length == 0)], step)
         length = np.where(holds, length + 1, 0)
         self._length.set(ids, length)
+        self._any = holding or self._length.any()
         enough: Flags = length >= needed
         return enough
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...wording import counted
 from ..thresholds import Thresholds
 from .loss import RunningMedian
 from .step import Alarm, Step
@@ -59,8 +60,8 @@ class GradientNorms:
         clipped = int((norms > value).sum()) * self._stride
         about = "about " if self._stride > 1 else ""
         return (
-            f"clip the gradient norm at {value:.3g} ({why}): {about}{clipped} of {self._passed} steps would have been "
-            "clipped"
+            f"clip the gradient norm at {value:.3g} ({why}): {about}{clipped:,} of {counted(self._passed, 'step')} "
+            "would have been clipped"
         )
 
 
@@ -71,6 +72,7 @@ class GradientNormGrowth:
         self._limit = limits.gradient_norm_growth
         self._running = RunningMedian(_WINDOW)
         self._start: float | None = None
+        self._largest = 0.0  # of those that were no explosion
         self._in_a_row = 0
         self._since = 0
 
@@ -79,13 +81,13 @@ class GradientNormGrowth:
         if norm is None or not math.isfinite(norm):
             return
         if len(self._running) < _LEAST:
-            self._running.add(norm)
+            self._remember(norm)
             return
         median = self._running.median
         self._start = median if self._start is None else self._start
-        if norm <= self._limit * max(median, self._start * 0.01) or norm <= self._start:
+        if norm <= self._limit * max(median, self._start * 0.01) or norm <= self._largest:
             self._in_a_row = 0
-            self._running.add(norm)
+            self._remember(norm)
             return
         self._since = self._since if self._in_a_row else step.step
         self._in_a_row += 1
@@ -98,3 +100,7 @@ class GradientNormGrowth:
             value=norm,
             threshold=self._limit * median,
         )
+
+    def _remember(self, norm: float) -> None:
+        self._running.add(norm)
+        self._largest = max(self._largest, norm)

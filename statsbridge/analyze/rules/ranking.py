@@ -59,6 +59,19 @@ _NO_SIGNAL = (
 )
 _TOO_MUCH = ("update_too_large", "exploding_gradient", "exploding_activation", "saturated", "dead_units")
 
+# What becomes of a network that finds nothing to learn: it ends as a constant.
+_SPENT = (
+    "dead_units",
+    "saturated",
+    "collapsed_activation",
+    "identical_outputs",
+    "zero_gradient",
+    "vanishing_gradient",
+    "update_too_small",
+)
+#: Steps that a loss must have stood still before for such a thing to be its effect, and not its cause.
+_LONG = 20
+
 #: Kind → kinds that follow from it where they begin no earlier.
 EXPLAINS: dict[str, tuple[str, ...]] = {
     **{kind: (*(one for one in _NONFINITE if one != kind), *_TOO_MUCH, *_NO_SIGNAL, *_COURSE) for kind in _NONFINITE},
@@ -69,7 +82,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "saturated": (*_NO_SIGNAL, *_COURSE),
     "dead_units": (*_NO_SIGNAL, *_COURSE, "collapsed_activation"),
     "collapsed_activation": (*_NO_SIGNAL, *_COURSE, "dead_units"),
-    "underflow": (*_NO_SIGNAL, *_COURSE),
+    "underflow": (*_NO_SIGNAL, *_COURSE, "update_rounded_away"),
     "vanishing_gradient": (*_COURSE, "update_too_small", "update_rounded_away"),
     "zero_gradient": (*_COURSE, "vanishing_gradient", "update_too_small"),
     "parameter_replaced": ("no_optimizer", "no_gradient", "update_zero", *_COURSE),
@@ -110,6 +123,10 @@ def _follows(finding: Finding, given: Sequence[Finding]) -> bool:
 
 
 def _explains(cause: Finding, effect: Finding) -> bool:
+    if cause.kind == "loss_not_decreasing" and effect.kind in _SPENT:
+        return cause.step + _LONG < effect.step
+    if effect.kind == "loss_not_decreasing" and cause.kind in _SPENT and effect.step + _LONG < cause.step:
+        return False
     if effect.kind not in EXPLAINS.get(cause.kind, ()):
         return False
     if cause.kind in EXPLAINS.get(effect.kind, ()):  # either may be the cause of the other: the first one is

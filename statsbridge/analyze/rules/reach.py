@@ -34,10 +34,8 @@ class NoGradient:
         self._none.update(rows.ids, missing, step.step, 1)
         length = self._none.length(rows.ids)
         found = length >= np.where(had, 2 * self._limits.persistence, _FROM_THE_START)
-        for severity, some in (
-            ("warning", found & np.isfinite(known.order[rows.ids])),
-            ("info", found & np.isinf(known.order[rows.ids])),  # its module does not run
-        ):
+        idle = np.isinf(known.order[rows.ids]) | _rests(rows, step)  # its module does not run
+        for severity, some in (("warning", found & ~idle), ("info", found & idle)):
             if some.any():
                 ids = rows.ids[some]
                 yield Hits(
@@ -61,6 +59,14 @@ class NoGradient:
             ids = rows.ids[found]
             since = self._zero.since(ids)
             yield Hits("zero_gradient", "warning", ids, np.zeros(len(ids)), since, 0.0, _zero(known), backward=True)
+
+
+def _rests(rows: Rows, step: Step) -> Flags:
+    """Whether the module of each has not run in this step, though it has before: an expert that got no sample."""
+    known, outputs = step.known, step.site("activation")
+    resting = outputs.ids[outputs["not_called"] > 0]
+    flags: Flags = np.isin(known.module[rows.ids], known.module[resting]) if len(resting) else np.zeros(len(rows), bool)
+    return flags
 
 
 class NoOptimizer:
@@ -93,7 +99,7 @@ def _nothing(known: Known) -> Say:
 
 def _unused(known: Known) -> Say:
     return lambda name, identity, value: (
-        f"{shown(name)} has the trainable parameter {known.tensor_name(identity)}, and does not run in a training step"
+        f"{shown(name)} has the trainable parameter {known.tensor_name(identity)}, and does not run in training steps"
     )
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ...log.schema import SITES
 from ..findings import Severity
 from .known import Flags, Floats, Integers, Known
+from .layout import Columns, Layout
 
 _SITE_NUMBERS = {name: number for number, name in enumerate(SITES)}
+_MOST_MATCHES = 256
+_MATCHES: dict[tuple[int, int], tuple[Integers, Integers, Integers]] = {}
 
 
 class Fact(NamedTuple):
@@ -31,38 +33,45 @@ class Fact(NamedTuple):
 class Rows:
     """Some rows of `stats` of one step: `ids` and the numeric columns, float64 with NaN where null."""
 
-    def __init__(self, ids: Integers, columns: Mapping[str, npt.NDArray[Any]], places: Integers) -> None:
-        """`places`: where the rows are in `columns`."""
-        self.ids = ids
-        self._columns, self._places = columns, places
-        self._taken: dict[str, npt.NDArray[Any]] = {}
+    __slots__ = ("_columns", "_layout", "_measured", "_nonfinite", "_rows", "_taken", "ids")
+
+    def __init__(self, layout: Layout, columns: Columns, rows: slice) -> None:
+        """`rows`: where those of the step are in `columns`."""
+        self.ids = layout.ids
+        self._layout, self._columns, self._rows = layout, columns, rows
+        self._taken: dict[str, Floats] = {}
+        self._nonfinite: Flags | None = None
+        self._measured: Flags | None = None
 
     def __getitem__(self, name: str) -> Floats:
         values = self._taken.get(name)
         if values is None:
-            values = self._taken[name] = self._columns[name][self._places]
+            values = self._taken[name] = self._columns.of(self._layout, name, self._rows)
         return values
 
     def __contains__(self, name: str) -> bool:
-        return name in self._columns
+        return name in self._columns.by_row or name in self._columns.by_identity
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def where(self, wanted: Flags | Integers) -> Rows:
-        return Rows(self.ids[wanted], self._columns, self._places[wanted])
+        layout = self._layout.where(wanted)
+        return self if layout is self._layout else Rows(layout, self._columns, self._rows)
 
     @property
     def nonfinite(self) -> Flags:
         """Whether a row has a NaN or an infinity among its elements."""
-        flags: Flags = (self["nan_count"] > 0) | (self["inf_count"] > 0)
-        return flags
+        if self._nonfinite is None:
+            self._nonfinite = (self["nan_count"] > 0) | (self["inf_count"] > 0)
+        return self._nonfinite
 
     @property
     def measured(self) -> Flags:
         """Whether a row has numbers."""
-        flags: Flags = ~np.isnan(self["l2"])
-        return flags
+        if self._measured is None:
+            self._measured = ~np.isnan(self["l2"])
+        return self._measured
 
 
 @dataclass(slots=True)
@@ -85,7 +94,7 @@ class Step:
         """The rows of one site; only where the step was sampled."""
         assert self.rows is not None
         if name not in self._sites:
-            self._sites[name] = self.rows.where(self.known.site[self.rows.ids] == _SITE_NUMBERS[name])
+            self._sites[name] = self.rows.where(self.known.of_site(self.rows.ids, _SITE_NUMBERS[name]))
         return self._sites[name]
 
     def leaves(self, site: str) -> Rows:
@@ -142,10 +151,25 @@ class Rule(Protocol):
 
 
 def match(wanted: Integers, there: Integers) -> Integers:
-    """The position of each of `wanted` in `there`, which has none twice; -1 where it is not."""
+    """The position of each of `wanted` in `there`, of the first where it is there twice; -1 where it is not.
+
+    What is read-only stays as it is: for two such arrays the positions are kept.
+    """
+    if wanted.flags.writeable or there.flags.writeable:
+        return _match(wanted, there)
+    key = (id(wanted), id(there))
+    known = _MATCHES.get(key)
+    if known is None or known[0] is not wanted or known[1] is not there:
+        if len(_MATCHES) >= _MOST_MATCHES:
+            _MATCHES.clear()
+        known = _MATCHES[key] = (wanted, there, _match(wanted, there))
+    return known[2]
+
+
+def _match(wanted: Integers, there: Integers) -> Integers:
     if not len(there):
         return np.full(len(wanted), -1)
-    order = np.argsort(there)
+    order = np.argsort(there, kind="stable")
     place = order[np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)]
     positions: Integers = np.where(there[place] == wanted, place, -1)
     return positions

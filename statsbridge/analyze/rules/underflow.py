@@ -1,4 +1,4 @@
-"""Gradients that fall below what float16 can hold, as the histograms show it."""
+"""Numbers of the backward pass and of optimizers that fall below what float16 can hold, as the histograms show it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import pyarrow as pa
 
 from ...moments import LOWEST_EXPONENT, ZERO_BIN
 from ..thresholds import Thresholds
-from .known import Floats
+from .known import Floats, Known
 from .memory import Streak
-from .step import Hits, Step, shown
+from .step import Hits, Say, Step, shown
 
 # float16: the smallest number above 0 is 2^-24; a few of them are what lies below 2^-22.
 _LEAST_EXPONENT, _FEW = -24, 2
 #: Of the elements other than 0 so many lie next to the smallest number where a distribution is cut off there.
 _CUT = 0.02
+#: And so many in all: of a distribution that goes on to 0 a third as many would lie below.
+_ENOUGH = 30
 
 
 def around_the_least(histogram: pa.ChunkedArray) -> dict[str, Floats]:
@@ -36,7 +38,11 @@ def around_the_least(histogram: pa.ChunkedArray) -> dict[str, Floats]:
 
 
 class Underflow:
-    """Gradients with many zeros whose smallest numbers are just float16's smallest: what is below has become 0."""
+    """Gradients and optimizer state with many zeros whose smallest numbers are just float16's: what is below is 0 now.
+
+    bfloat16 and float32 go down to 2^-126, which no training comes near: there a distribution is not cut off. Nor is
+    it under a GradScaler, whose factor has been divided out.
+    """
 
     def __init__(self, limits: Thresholds) -> None:
         self._limits = limits
@@ -45,9 +51,13 @@ class Underflow:
     def look(self, step: Step) -> Iterator[Hits]:
         if step.rows is None or "below" not in step.rows:
             return
-        rows, limit = step.leaves("activation_grad"), self._limits.underflow
-        cut = (rows["below"] == 0) & (rows["least"] > _CUT * rows["nonzero"]) & (rows["nonzero"] > 0)
-        found = self._cut.update(rows.ids, cut & (rows["zero_fraction"] > limit), step.step, 2)
+        limit, sites = self._limits.underflow, ("parameter_grad", "optimizer_state")
+        ids = np.concatenate((step.leaves("activation_grad").ids, *(step.site(name).ids for name in sites)))
+        rows = step.rows.where(np.isin(step.rows.ids, ids))
+        cut = (rows["below"] == 0) & (rows["least"] >= np.maximum(_ENOUGH, _CUT * rows["nonzero"]))
+        # Few values that stand in many places (behind a mean over them) may miss the end of a distribution once.
+        patience = self._limits.persistence
+        found = self._cut.update(rows.ids, cut & (rows["zero_fraction"] > limit), step.step, patience)
         if found.any():
             yield Hits(
                 "underflow",
@@ -56,10 +66,21 @@ class Underflow:
                 rows["zero_fraction"][found],
                 self._cut.since(rows.ids[found]),
                 limit,
-                lambda name, identity, value: (
-                    f"{value:.0%} of the gradient at the output of {shown(name)} are exactly 0, and its smallest "
-                    f"numbers are the smallest that float16 has (2^-24): what is smaller has become 0 "
-                    f"(limit {limit:.0%})"
-                ),
+                _gone(step.known, limit),
                 backward=True,
             )
+
+
+def _gone(known: Known, limit: float) -> Say:
+    def say(name: str, identity: int, value: float) -> str:
+        tensor = known.tensor_name(identity)
+        what = {
+            "parameter_grad": f"the gradient of parameter {tensor} of {shown(name)}",
+            "optimizer_state": f"the optimizer's {tensor} of {shown(name)}",
+        }.get(known.site_name(identity), f"the gradient at the output of {shown(name)}")
+        return (
+            f"{value:.0%} of {what} are exactly 0, and its smallest numbers are the smallest that float16 has (2^-24): "
+            f"what is smaller has become 0 (limit {limit:.0%})"
+        )
+
+    return say

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..analyze.diagnosis import diagnose
 from ..analyze.findings import SEVERITIES, Finding
 from ..analyze.run_data import RunData
+from ..errors import DamagedPart
+from ..log.parts import ReadingParts, live_parts
+from ..log.schema import SCHEMAS
+from .app.facts import StepsOfParts
+from .report_comparison import Parted, parted
 from .report_pictures import Missing, Picture, modules_with_findings, pictures, shared_pictures
 from .report_tables import (
     HEADERS,
@@ -56,19 +61,25 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Several runs beside each other. `differences`: an entry of the config and its value in every run."""
+    """Several runs beside each other. `differences`: an entry of the config and its value in every run. `partings`: the
+    runs with where each parts from the first, None for that one.
+    """
 
     pictures: Sequence[Picture]
     missing: Sequence[Missing]
     rows: Sequence[tuple[Section, Sequence[str]]]
     differences: Sequence[tuple[str, Sequence[str | None]]]
+    partings: Sequence[tuple[Section, Parted | None]]
 
 
 def content(subjects: Sequence[Subject]) -> dict[str, Any]:
     """The variables of the template `report.html.jinja`."""
     names = _names([subject.data for subject in subjects])
     brief = len(subjects) > MOST_IN_FULL
-    sections = [_section(subject, f"run{number}", names[number], brief) for number, subject in enumerate(subjects)]
+    share = 1 / (len(subjects) + (len(subjects) > 1))  # and one for what they have in common
+    sections = [
+        _section(subject, f"run{number}", names[number], brief, share) for number, subject in enumerate(subjects)
+    ]
     return {
         "title": names[0] if len(names) == 1 else f"{len(names)} runs",
         "sections": sections,
@@ -92,10 +103,10 @@ def _names(runs: Sequence[RunData]) -> list[str]:
     return named
 
 
-def _section(subject: Subject, prefix: str, name: str, brief: bool) -> Section:
+def _section(subject: Subject, prefix: str, name: str, brief: bool, share: float) -> Section:
     data, policy = subject.data, subject.policy
     findings = diagnose(data) if policy.alerts else []
-    drawn = pictures(data, findings, prefix, brief=brief) if policy.pictures else []
+    drawn = pictures(data, findings, prefix, brief=brief, share=share) if policy.pictures else []
     there = [picture for picture in drawn if isinstance(picture, Picture)]
     targets = _targets(findings, {picture.id for picture in there}, prefix)
     rows = module_rows(data, findings, targets)
@@ -106,7 +117,7 @@ def _section(subject: Subject, prefix: str, name: str, brief: bool) -> Section:
         id=data.id,
         state=subject.state,
         facts=_facts(data),
-        damaged=[str(error) for error in data.damaged],
+        damaged=list(_damaged(data)),
         findings=[(finding, _target(finding, targets, there, rows, prefix)) for finding in findings],
         severities=Counter(finding.severity for finding in findings),
         pictures=there,
@@ -140,15 +151,25 @@ def _target(
     return training if any(picture.id == training for picture in there) else ""
 
 
+def _damaged(data: RunData) -> Iterator[str]:
+    """What is wrong with the parts that are left out. A large run is not taken into memory for that."""
+    for part in (part for table in SCHEMAS for part in live_parts(data.path, table)):
+        try:
+            with ReadingParts([part]):
+                pass
+        except DamagedPart as error:
+            yield str(error)
+
+
 def _facts(data: RunData) -> list[tuple[str, str]]:
-    stats = data.select(columns=["step"])["step"].unique().sort()
+    sampled = StepsOfParts().read(data.path)
     steps = data.scalars["step"].unique()
     loss = last_scalar(data, "loss")
     facts = [
         ("run", data.id),
         ("started", f"{str(data.info['created'])[:19].replace('T', ' ')} UTC"),
         ("steps", str(len(steps))),
-        ("sampled steps", str(len(stats)) + (f" ({stats[0]} to {stats[-1]})" if len(stats) else "")),
+        ("sampled steps", str(len(sampled)) + (f" ({sampled[0]} to {sampled[-1]})" if len(sampled) else "")),
         ("modules", str(len(data.modules["module"].unique()))),
     ]
     if ranks := len(data.scalars["rank"].unique()) - 1:
@@ -170,6 +191,7 @@ def _comparison(subjects: Sequence[Subject], sections: Sequence[Section]) -> Com
         facts = dict(section.facts)
         values = [number(last_scalar(subject.data, name)).text for name in ("loss", "grad_norm")]
         rows.append((section, [facts["started"], facts["steps"], facts["sampled steps"], *values]))
+    runs = [subject.data for subject in subjects]
     configs = [
         {
             **(subject.data.info.get("config") or {}),
@@ -182,4 +204,5 @@ def _comparison(subjects: Sequence[Subject], sections: Sequence[Section]) -> Com
         missing=[picture for picture in drawn if isinstance(picture, Missing)],
         rows=rows,
         differences=differences(configs),
+        partings=list(zip(sections, parted(runs, [subject.policy.alerts for subject in subjects]), strict=True)),
     )

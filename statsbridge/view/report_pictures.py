@@ -16,15 +16,18 @@ from ..analyze.findings import Finding
 from ..analyze.run_data import RunData
 from ..errors import ConfigError, LogError
 from ..log.figures import stored_figures
-from ..log.schema import SITES
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 MOST_MODULES = 12
 """So many modules with findings get a picture of their own."""
+MOST_BYTES = 3_600_000
+"""Of all pictures together, about: what would take more is drawn as for fewer pixels, extremes kept."""
 
 _BRIEF = "heat-activation"
+_LEAST_BYTES = 60_000  # of one picture
+_WIDTH, _NARROWEST = 1200, 200  # pixels
 _MOST_LOGGED = 20  # figures that the user logged
 _MOST_HISTOGRAMS = 4
 _USUAL_HEIGHT = 450  # Plotly's own
@@ -66,6 +69,16 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class _Plan:
+    """A picture to draw. `name`: ends its place in the page."""
+
+    name: str
+    title: str
+    hint: str
+    make: Callable[..., go.Figure]
+
+
+@dataclass(frozen=True, slots=True)
 class Missing:
     """A picture that could not be drawn, and why."""
 
@@ -73,39 +86,35 @@ class Missing:
     reason: str
 
 
-def pictures(data: RunData, findings: Sequence[Finding], prefix: str, *, brief: bool) -> list[Picture | Missing]:
+def pictures(
+    data: RunData, findings: Sequence[Finding], prefix: str, *, brief: bool, share: float = 1.0
+) -> list[Picture | Missing]:
     """The pictures of one run: its training, the modules with findings, then all modules along the data flow.
 
-    `prefix`: begins the `id` of each. `brief`: of the last only the heat map of the activations.
+    `prefix`: begins the `id` of each. `brief`: of the last only the heat map of the activations. `share`: how much of
+    `MOST_BYTES` they may take.
     """
     from . import figures
 
-    drawn = [
-        draw(
-            f"{prefix}-training",
-            "Training",
-            "Loss, learning rate and gradient norm at every step; events are marked.",
-            partial(figures.training, data),
-        )
-    ]
+    hint = "Loss, learning rate and gradient norm at every step; events are marked."
+    planned = [_Plan("training", "Training", hint, partial(figures.training, data))]
     if own := [name for name in _scalars(data) if not _is_of_training(name)]:
-        hint = "What else was logged."
-        drawn.append(draw(f"{prefix}-scalars", "Scalars", hint, partial(figures.scalars, data, list(map(escape, own)))))
-    drawn += _logged(data, prefix)
-    sites = recorded_sites(data)
+        planned.append(
+            _Plan("scalars", "Scalars", "What else was logged.", partial(figures.scalars, data, list(map(escape, own))))
+        )
+    of_user = len(planned)
     for number, module in enumerate(modules_with_findings(findings)):
         title = f"Module {module or '(model)'}"
         hint = "A finding names it: every raw value over the steps, smoothed ones beside it, forward and backward."
-        drawn.append(draw(f"{prefix}-module-{number}", title, hint, partial(figures.module_series, data, module)))
-    drawn += _histograms(data, findings, prefix)
-    for name, title, hint, make in _of_all_modules(data, sites):
-        if brief and name != _BRIEF:
-            continue
-        drawn.append(draw(f"{prefix}-{name}", title, hint, make))
-    return drawn
+        planned.append(_Plan(f"module-{number}", title, hint, partial(figures.module_series, data, module)))
+    planned += _histograms(data, findings)
+    planned += [one for one in _of_all_modules(data) if not brief or one.name == _BRIEF]
+    most = max(_LEAST_BYTES, int(share * MOST_BYTES / len(planned)))
+    drawn = [draw(f"{prefix}-{one.name}", one.title, one.hint, one.make, most) for one in planned]
+    return [*drawn[:of_user], *_logged(data, prefix), *drawn[of_user:]]
 
 
-def _histograms(data: RunData, findings: Sequence[Finding], prefix: str) -> Iterator[Picture | Missing]:
+def _histograms(data: RunData, findings: Sequence[Finding]) -> Iterator[_Plan]:
     """The magnitudes of what findings name, where histograms were recorded."""
     from . import figures
 
@@ -118,7 +127,7 @@ def _histograms(data: RunData, findings: Sequence[Finding], prefix: str) -> Iter
         title = f"Magnitudes of {site} in {module or '(model)'}"
         hint = "How many elements are how large, over the steps, and what float16, bfloat16 and float8 can hold."
         make = partial(figures.histograms, data, module, site, tensor=tensor)
-        yield draw(f"{prefix}-histogram-{drawn}", title, hint, make)
+        yield _Plan(f"histogram-{drawn}", title, hint, make)
         drawn += 1
         if drawn == _MOST_HISTOGRAMS:
             break
@@ -144,40 +153,35 @@ def _logged(data: RunData, prefix: str) -> Iterator[Picture | Missing]:
         )
 
 
-def _of_all_modules(data: RunData, sites: Sequence[str]) -> Iterator[tuple[str, str, str, Callable[..., go.Figure]]]:
-    """Name, title, hint and maker of each picture that the recorded sites allow."""
+def _of_all_modules(data: RunData) -> Iterator[_Plan]:
+    """Each picture that the recorded sites allow."""
     from . import figures
 
-    chosen = {site: statistic for site in sites if (statistic := telling_statistic(data, site))}
+    chosen = {
+        site: statistic for site in data.sites if site in _HEAT_MAPS and (statistic := telling_statistic(data, site))
+    }
     forward, backward = (chosen.get(site) for site in ("activation", "activation_grad"))
     if forward and backward:
         make = partial(
             figures.depth_profile, data, forward=("activation", forward), backward=("activation_grad", backward)
         )
         hint = "Forward above, backward below, from the input to the output; the band is the range over all steps."
-        yield "depth", "Along the depth", hint, make
+        yield _Plan("depth", "Along the depth", hint, make)
     for site, statistic in chosen.items():
-        if site in _HEAT_MAPS:
-            hint = f"Modules from the input (top) to the output, over the steps. {_HEAT_MAPS[site]}"
-            yield f"heat-{site}", f"{site}: {statistic}", hint, partial(figures.heat_map, data, site, statistic)
+        hint = f"Modules from the input (top) to the output, over the steps. {_HEAT_MAPS[site]}"
+        yield _Plan(f"heat-{site}", f"{site}: {statistic}", hint, partial(figures.heat_map, data, site, statistic))
     if "parameter_grad" in chosen:
         hint = "Gradients and updates relative to their parameters, along the depth: a slope loses or blows them up."
-        yield "flow", "Gradient flow", hint, partial(figures.gradient_flow, data)
-        yield "flow-type", "Gradient flow by type", hint, partial(figures.gradient_flow, data, by="type")
+        yield _Plan("flow", "Gradient flow", hint, partial(figures.gradient_flow, data))
+        yield _Plan("flow-type", "Gradient flow by type", hint, partial(figures.gradient_flow, data, by="type"))
     if chosen.get("update") == "update_ratio":
         hint = "Update over parameter, ‖Δθ‖/‖θ‖: near 1e-3 is usual, above 0.1 suspicious, above 1 diverging."
-        yield "ratio", "Update ratio", hint, partial(figures.update_ratio, data)
+        yield _Plan("ratio", "Update ratio", hint, partial(figures.update_ratio, data))
     if forward:
         hint = "Modules of one type together."
-        yield "types", "By type of module", hint, partial(figures.types, data, "activation", forward)
+        yield _Plan("types", "By type of module", hint, partial(figures.types, data, "activation", forward))
         hint = "Each module over the steps."
-        yield "grid", "Every module", hint, partial(figures.grid, data, "activation", forward)
-
-
-def recorded_sites(data: RunData) -> list[str]:
-    """The sites that were sampled, in the order of `SITES`."""
-    there = set(data.select(columns=["site"])["site"].unique().to_pylist())
-    return [site for site in SITES if site in there]
+        yield _Plan("grid", "Every module", hint, partial(figures.grid, data, "activation", forward))
 
 
 def telling_statistic(data: RunData, site: str) -> str | None:
@@ -192,18 +196,22 @@ def shared_pictures(runs: Mapping[str, RunData]) -> list[Picture | Missing]:
     """Scalars of several runs, laid over each other. `runs`: by the name to show."""
     from . import figures
 
+    hint = "The same scalar of every run that has it."
     return [
-        draw(
-            f"shared-{number}", name, "The same scalar of every run that has it.", partial(figures.overlay, runs, name)
-        )
+        draw(f"shared-{number}", name, hint, partial(figures.overlay, runs, name), MOST_BYTES // _MOST_SHARED)
         for number, name in enumerate(_shared_scalars(list(runs.values())))
     ]
 
 
-def draw(id: str, title: str, hint: str, make: Callable[..., go.Figure]) -> Picture | Missing:
-    """The picture that `make(dark=…)` draws; Missing where the run has not what it takes."""
+def draw(id: str, title: str, hint: str, make: Callable[..., go.Figure], most_bytes: int) -> Picture | Missing:
+    """The picture that `make(dark=…, width_pixels=…)` draws; Missing where the run has not what it takes."""
+    width = _WIDTH
     try:
-        light, dark = (json.loads(make(dark=theme).to_json()) for theme in (False, True))
+        text = make(dark=False, width_pixels=width).to_json()
+        if len(text) > most_bytes:
+            width = max(_NARROWEST, width * most_bytes // len(text))
+            text = make(dark=False, width_pixels=width).to_json()
+        light, dark = json.loads(text), json.loads(make(dark=True, width_pixels=width).to_json())
     except (ConfigError, LogError) as error:
         return Missing(title, str(error))
     height = int(light["layout"].get("height") or _USUAL_HEIGHT)

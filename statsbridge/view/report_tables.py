@@ -15,7 +15,6 @@ import pyarrow as pa
 from ..analyze.findings import SEVERITIES, Finding
 from ..analyze.profiles import Matrix
 from ..analyze.run_data import RunData
-from .report_pictures import recorded_sites
 from .sparkline import sparkline
 
 MOST_EVENTS = 300
@@ -78,15 +77,11 @@ def module_rows(data: RunData, findings: Sequence[Finding], targets: Mapping[str
 
     `targets`: module → the id of its picture.
     """
-    sites = recorded_sites(data)
+    sites = data.sites
     measured = [
-        _Measured(data.matrix(site, statistic)) if site in sites else None
-        for site, statistic in (
-            ("activation", "mean"),
-            ("activation", "std"),
-            ("activation", "zero_fraction"),
-            ("activation_grad", "l2"),
-        )
+        measured
+        for site, statistics in (("activation", ("mean", "std", "zero_fraction")), ("activation_grad", ("l2",)))
+        for measured in (map(_Measured, data.matrices(site, statistics)) if site in sites else [None] * len(statistics))
     ]
     relative = _relative_to_parameters(data, sites)
     severities = _severities(findings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +180,7 @@ def plotly_graphs() -> Any:
     return graphs
 
 
+@lru_cache
 def template(dark: bool) -> go.layout.Template:
     """The theme as a Plotly template."""
     theme = colours(dark)

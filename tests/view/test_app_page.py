@@ -62,7 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: "Browser") -> Iterat
 # What the page says that it shows, against its address without what only the tree and the colours need.
 THERE = """() => {
     const wanted = new URLSearchParams(location.search);
-    ['find', 'order', 'theme'].forEach(name => wanted.delete(name));
+    ['find', 'order', 'theme', 'open'].forEach(name => wanted.delete(name));
     const shown = (document.querySelector('#content') || {dataset: {}}).dataset.place;
     return shown !== undefined && shown.replace(/^[?]/, '') === wanted.toString();
 }"""
@@ -230,6 +230,94 @@ def test_a_link_shows_the_same_place(site: Site) -> None:
     other.close()
 
 
+def test_branches_that_are_open_are_in_the_link_and_back_shuts_them(site: Site) -> None:
+    def branches() -> list[str]:
+        return [one.get_attribute("data-module") for one in page.locator("#at-module [data-module]").all()]
+
+    page = go(site, f"run={site.good.name}&tab=events")
+    node(page, "block.1").wait_for()
+    everything = branches()
+    node(page, "block").locator(".tree-arrow").click()
+    node(page, "block.1").wait_for(state="detached")
+    page.wait_for_function("() => new URLSearchParams(location.search).has('open')")
+    closed = branches()
+    assert closed == [one for one in everything if not one.startswith("block.")]
+    sent = page.locator("#link").evaluate("() => location.search")
+    follow_link(site, sent.removeprefix("?"))
+    node(page, "stem").wait_for()
+    page.wait_for_function(
+        "count => document.querySelectorAll('#at-module [data-module]').length === count", arg=len(closed)
+    )
+    assert branches() == closed
+    node(page, "block").locator(".tree-arrow").click()
+    node(page, "block.1").wait_for()
+    assert branches() == everything
+    assert "open" not in query_of(page)  # as it is by itself
+    page.go_back()
+    node(page, "block.1").wait_for(state="detached")
+    assert branches() == closed
+    node(page, "").locator(".tree-arrow").click()  # nothing open is something to say too
+    node(page, "stem").wait_for(state="detached")
+    follow_link(site, page.evaluate("() => location.search").removeprefix("?"))
+    node(page, "").wait_for()
+    assert branches() == [""]
+
+
+def test_a_link_within_the_page_keeps_colours_and_order(site: Site) -> None:
+    page = go(site, f"run={site.broken.name}&theme=dark&order=name")
+    first = page.locator("#findings .finding").first
+    first.get_by_role("link", name="block.1").click()
+    page.wait_for_selector("#module-name")
+    assert query_of(page) == {
+        "run": site.broken.name, "tab": "module", "module": "block.1", "theme": "dark", "order": "name",
+    }  # fmt: skip
+    assert page.locator("html").get_attribute("data-mantine-color-scheme") == "dark"
+    page.go_back()
+    page.locator("#findings .finding").first.wait_for()
+    go(site, f"run={site.broken.name}")  # Back and Forward lead to what was there
+    page.wait_for_function("() => document.documentElement.dataset.mantineColorScheme === 'light'")
+
+
+def test_the_first_picture_needs_no_script(site: Site, browser: "Browser") -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    scripts = re.compile("_dash-component-suites")
+    page.route(scripts, hold)
+    page.goto(f"{site.address}?token={site.token}&run={site.good.name}", wait_until="commit")
+    page.wait_for_function("() => (document.querySelector('#first-picture img') || {}).naturalWidth > 0")
+    address = page.locator("#first-picture img").evaluate("one => one.currentSrc")
+    image = page.context.request.get(address)
+    assert image.headers["content-type"].startswith("image/svg+xml")
+    assert "loss" in image.text()
+    assert len(held) > 0  # and none of them has come
+    for one in held:
+        one.continue_()
+    page.unroute(scripts)
+    page.wait_for_selector(DRAWN)
+    page.locator("#first-picture").wait_for(state="detached")
+    context.close()
+
+
+def test_the_picture_is_drawn_while_the_button_is_pressed(site: Site) -> None:
+    page = go(site, f"run={site.good.name}")
+    box = node(page, "block.0").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 30, box["y"] + box["height"] / 2)
+    with page.expect_response("**/ahead") as answered:
+        page.mouse.down()
+    assert answered.value.status == 204
+    assert query_of(page) == {"run": site.good.name}  # nothing is shown yet
+    page.mouse.up()
+    page.wait_for_selector("#module-name")
+    asked = answered.value.request.post_data_json["query"].removeprefix("?")
+    assert dict(part.split("=") for part in asked.split("&")) == query_of(page)
+
+
 def test_smoothing_leaves_the_raw_curve(site: Site) -> None:
     def smoothed() -> list[str]:
         return [one["name"] for one in traces(page, "scalars") if "smoothed" in one["name"]]
@@ -336,6 +424,8 @@ def test_a_run_is_followed_while_it_is_written(site: Site) -> None:
         page.locator("#runs").get_by_role("link", name="live").click()
         page.wait_for_selector(DRAWN)
         page.wait_for_function("() => document.querySelector('#badge').innerText.toLowerCase() === 'running'")
+        loss = "document.querySelector('#content .js-plotly-plot').data.find(one => one.name === 'loss')"
+        page.wait_for_function(f"() => {loss}")  # a run that has just begun has no step yet
         assert steps()[0] == 0
         before = len(steps())
         training.stdin.write("\n")

@@ -1,5 +1,7 @@
 """The parts of the live page that need no browser: its address, its tree, its choices, and what it keeps."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_rows import new_run, scalar_rows, stats_rows
 
-from statsbridge import LogError
+from statsbridge import LogError, load
+from statsbridge.analyze.diagnosis import diagnose
 from statsbridge.log import Writer
+from statsbridge.view.app import diagnoses
 from statsbridge.view.app.diagnoses import from_events
 from statsbridge.view.app.facts import Facts, ModuleFacts, StepsOfParts, statistics_of
+from statsbridge.view.app.judging import judge
 from statsbridge.view.app.library import Library, Recent
 from statsbridge.view.app.state import TABS, State, parse
 from statsbridge.view.app.tree import grow
@@ -118,6 +123,57 @@ def test_what_was_not_used_for_longest_makes_room() -> None:
     assert [kept.get(name) for name in "abcd"] == [0, None, 2, 3]
     kept.put("large", 4, weight=9)
     assert [kept.get(name) for name in ("a", "c", "d", "large")] == [None, None, None, 4]
+
+
+def test_what_several_ask_for_at_once_is_made_once() -> None:
+    kept: Recent[str, int] = Recent(3)
+    begun, go_on, calls = threading.Event(), threading.Event(), []
+
+    def make() -> int:
+        calls.append(1)
+        begun.set()
+        go_on.wait(10)
+        return 7
+
+    found: list[int] = []
+    askers = [threading.Thread(target=lambda: found.append(kept.made("a", make))) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    assert begun.wait(10)
+    assert kept.made("b", lambda: 1) == 1  # nothing else waits for it
+    go_on.set()
+    for asker in askers:
+        asker.join(10)
+    assert found == [7] * 4
+    assert len(calls) == 1
+    with pytest.raises(LogError):
+        kept.made("c", lambda: Library(Path("nowhere")).open("x"))
+    assert kept.made("c", lambda: 2) == 2
+
+
+def test_a_large_run_is_judged_by_another_process_and_as_by_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = record(tmp_path, "run", nan_at=12)
+    data = load(path)
+    monkeypatch.setattr(diagnoses, "LARGE", 0)
+    monkeypatch.setattr(diagnoses, "_LATER", 0.0)
+    monkeypatch.setattr(diagnoses, "diagnose", None)  # not here
+    looked = diagnoses.Diagnoses()
+    first = looked.of(data, "1")
+    assert "Judging" in (first.note or "")
+    assert {one.kind for one in first.findings} <= {one["kind"] for one in data.events.to_pylist()}
+    while looked.serial == 0:
+        time.sleep(0.02)
+    found = looked.of(data, "1")
+    assert found.note is None
+    assert repr(found.findings) == repr(tuple(diagnose(data)))  # a NaN is not what another NaN is
+    assert found.worst()["block.1"] == "critical"
+
+
+def test_a_run_that_cannot_be_judged_says_why(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="no run"):
+        judge(tmp_path / "nothing")
 
 
 def test_only_listed_runs_are_opened_and_nothing_is_read_twice(tmp_path: Path) -> None:

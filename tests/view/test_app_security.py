@@ -1,9 +1,12 @@
 """Who gets an answer from the live page, and who does not."""
 
 import json
+import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from app_helpers import ask, served
@@ -11,7 +14,15 @@ from app_helpers import ask, served
 from statsbridge.log import create_run
 from statsbridge.view.app.page import Page
 
-PAGES = ("/", "/_dash-layout", "/_dash-dependencies", "/assets/page.js", "/_favicon.ico", "/nothing")
+PAGES = (
+    "/",
+    "/_dash-layout",
+    "/_dash-dependencies",
+    "/assets/page.js",
+    "/_favicon.ico",
+    "/first.svg?run=one",
+    "/nothing",
+)
 CALLBACK = "/_dash-update-component"
 
 
@@ -111,6 +122,40 @@ def test_a_callback_needs_the_pages_own_origin(site: Served) -> None:
         assert draw(site, "", Cookie=site.cookie, Origin=origin)[0] == 403, origin
     assert draw(site, "", Cookie=site.cookie)[0] == 403
     assert draw(site, "", Cookie=site.cookie, Origin=own, Sec_Fetch_Site="cross-site")[0] == 403
+
+
+def test_drawing_ahead_needs_the_pages_own_origin_and_tells_nothing(site: Served) -> None:
+    own = f"http://127.0.0.1:{site.port}"
+    place = json.dumps({"query": f"?run={site.run}", "dark": False, "width": 900})
+    assert ask(site.port, "/ahead", method="POST", body=place, Cookie=site.cookie)[0] == 403
+    for body in (place, "{}", "[]", "null", "{", '{"query": 1, "dark": 2, "width": "x"}'):
+        status, _, text = ask(site.port, "/ahead", method="POST", body=body, Cookie=site.cookie, Origin=own)
+        assert (status, text) == (204, "")
+
+
+def test_the_second_of_two_first_requests_gets_script_and_style_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = os.walk
+
+    def slowly(*given: Any, **named: Any) -> Any:
+        time.sleep(0.5)
+        return walk(*given, **named)
+
+    monkeypatch.setattr(os, "walk", slowly)  # the way in which Dash looks for them
+    with served(tmp_path) as (page, port), ThreadPoolExecutor(2) as pool:
+        cookie = f"{page.guard.cookie}={page.guard.token}"
+        answers = [pool.submit(ask, port, "/", Cookie=cookie) for _ in range(2)]
+        texts = [answer.result()[2] for answer in answers]
+    assert all("/assets/page.js" in text and "/assets/page.css" in text for text in texts)
+
+
+def test_the_address_of_the_first_picture_is_no_markup(site: Served) -> None:
+    query = "run=%22%3E%3Cscript%3Ealert(1)%3C/script%3E&theme=%22%3E%3Cb%3E"
+    text = ask(site.port, f"/?{query}", Cookie=site.cookie)[2]
+    assert 'src="/first.svg?run=%22%3E%3Cscript%3Ealert%281%29%3C%2Fscript%3E"' in text
+    assert "alert(1)" not in text
+    assert ask(site.port, f"/first.svg?{query}", Cookie=site.cookie)[0] == 204  # no such run, no picture
 
 
 def test_only_reading_and_callbacks(site: Served) -> None:

@@ -1,8 +1,11 @@
 """The report in a real Chromium, opened from the disk with no network."""
 
+import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +15,16 @@ import pyarrow.compute as pc
 import pytest
 import torch
 from browser_helpers import Traffic, record_traffic
+from comparison_helpers import Perceptron, train
+from log_rows import new_run
 from torch import nn
 
 import statsbridge
 from statsbridge.analyze.run_data import RunData, load
-from statsbridge.view.report import write_report
-from statsbridge.view.report_pictures import changes
+from statsbridge.log import Writer
+from statsbridge.view import figures
+from statsbridge.view.report import PolicyFacts, Subject, report_html, write_report
+from statsbridge.view.report_pictures import Picture, changes, draw
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -190,6 +197,76 @@ def test_dark_where_the_reader_wants_it_and_light_on_paper(opened: Opened) -> No
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert grounds() == (DARK, DARK)
     opened.traffic.assert_only(opened.file.as_uri())
+
+
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> list[RunData]:
+    """A training, and the same but that a layer's weights grow tenfold before step 20."""
+
+    def plant(model: nn.Module) -> None:
+        with torch.no_grad():
+            model.get_parameter("layers.1.weight").mul_(10)
+
+    folder = tmp_path_factory.mktemp("parted")
+    return [train(folder, Perceptron, 0), train(folder, Perceptron, 0, plant=plant, at=20)]
+
+
+def part_of(html: str, begin: str, end: str) -> list[list[str]]:
+    """The cells of the rows between two places of a page, as text."""
+    rows = re.findall(r"<tr>(.*?)</tr>", html.partition(begin)[2].partition(end)[0], re.DOTALL)
+    return [[re.sub(r"<.*?>", "", cell) for cell in re.findall(r"<td.*?</td>", row, re.DOTALL)] for row in rows]
+
+
+def test_where_runs_part_is_in_the_report_of_several(parted: list[RunData]) -> None:
+    html = report_html(parted)
+    assert "parts at step 20, compared from step 0 to step 38" in html
+    rows = [row for row in part_of(html, 'id="parted"', 'id="shared-0"') if row]
+    assert [row[1:4] for row in rows if row[3] == "parameter weight l2"] == [["20", "layers.1", "parameter weight l2"]]
+    (weight,) = (row for row in rows if row[3] == "parameter weight l2")
+    norms = [statsbridge.load(run.path).series("layers.1", "parameter", "l2", tensor="weight") for run in parted]
+    before, after = (series["value"].to_pylist()[series["step"].to_pylist().index(20)] for series in norms)
+    assert after == pytest.approx(10 * before, rel=0.01)
+    assert float(weight[5]) == pytest.approx(after, rel=5e-3)
+    low, high = map(float, weight[6].split(" to "))
+    assert low < before < high < after
+    assert {int(row[1]) for row in rows} >= {20}
+    assert min(int(row[1]) for row in rows) == 20
+
+
+def test_runs_that_do_not_part_are_said_not_to(parted: list[RunData]) -> None:
+    html = report_html([parted[0], parted[0]])
+    assert "does not part from it between step 0 and step 38" in html
+    assert not [row for row in part_of(html, 'id="parted"', 'id="shared-0"') if row]
+
+
+@pytest.mark.parametrize("withheld", [0, 1])
+def test_where_a_run_parts_is_withheld_with_its_findings(parted: list[RunData], withheld: int) -> None:
+    subjects = [Subject(run, "finished", PolicyFacts(alerts=place != withheld)) for place, run in enumerate(parted)]
+    html = report_html(subjects)
+    assert "withheld by the policy" in html
+    assert "parts at step" not in html
+    assert not [row for row in part_of(html, 'id="parted"', 'id="shared-0"') if row]
+
+
+def test_pictures_that_take_too_much_are_drawn_coarser_with_every_spike(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    writer = Writer(run)
+    values = np.sin(np.arange(20_000) / 300)
+    values[12_345] = 99.0
+    steps = np.arange(20_000)
+    assert writer.submit(
+        lambda: {"scalars": {"step": steps, "iteration": steps, "time": steps * 1.0, "name": "loss", "value": values}}
+    )
+    assert writer.close()
+    sizes = []
+    for most in (10**9, 10_000):
+        drawn = draw("one", "", "", partial(figures.training, load(run)), most)
+        assert isinstance(drawn, Picture)
+        (loss,) = (trace for trace in drawn.figure["data"] if trace["name"] == "loss")
+        assert max(value for value in loss["y"] if value is not None) == 99.0
+        assert loss["x"][loss["y"].index(99.0)] == 12_345
+        sizes.append(len(json.dumps(drawn.figure)))
+    assert sizes[1] < sizes[0] / 2
 
 
 def test_changes_lead_from_one_figure_to_the_other() -> None:

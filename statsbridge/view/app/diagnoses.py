@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...analyze.diagnosis import diagnose
 from ...analyze.findings import SEVERITIES, Finding
 from ...analyze.run_data import RunData
 from ...errors import StatsBridgeError
+from .judging import judge
 from .library import rows_of
 
-LARGEST = 3_000_000
-"""Rows of `stats` up to which the rules are run here; beyond, what the training's own watch wrote is shown."""
+LARGE = 300_000
+"""Rows of `stats` from which on the rules are run in a process of their own."""
+_LATER = 3.0
+"""Seconds until that begins: the first picture needs the processor first."""
 _PATIENCE = 10.0
 """Of a run that grows: the share of time, one in so many, that is spent on looking for findings again."""
 _KEPT = 64
@@ -55,14 +59,6 @@ class Diagnoses:
 
     def of(self, data: RunData, version: str) -> Diagnosis:
         """What is known of the run now; looks in the background for what is not."""
-        recorded = tuple(from_events(data.events.to_pylist()))
-        rows = rows_of(data.path)
-        if rows > LARGEST:
-            note = (
-                f"The run has {rows:,} rows: these are the findings that its own training wrote down. "
-                f"`statsbridge diagnose {data.id}` runs the rules over all of them."
-            )
-            return Diagnosis(recorded, note, version)
         with self._lock:
             done = self._done.get(data.id)
             waits = time.monotonic() < self._not_before.get(data.id, 0.0)
@@ -71,15 +67,18 @@ class Diagnoses:
                 threading.Thread(target=self._look, args=(data, version), daemon=True, name="findings").start()
         if done is not None:
             return done
-        return Diagnosis(recorded, "The rules are being run over this run.", "")
+        recorded = tuple(from_events(data.events.to_pylist()))
+        note = f"Judging {rows_of(data.path):,} rows … Until then, here is what the training itself wrote down."
+        return Diagnosis(recorded, note, "")
 
     def _look(self, data: RunData, version: str) -> None:
-        from ...analyze.diagnosis import diagnose
-
+        large = rows_of(data.path) > LARGE
+        if large:
+            time.sleep(_LATER)
         began = time.monotonic()
         found = Diagnosis((), "The rules ended with an error; it is printed where the page is served.", version)
         try:
-            found = Diagnosis(tuple(diagnose(data)), None, version)
+            found = Diagnosis(tuple(judge(data.path) if large else diagnose(data)), None, version)
         except StatsBridgeError as error:
             found = Diagnosis((), f"The rules could not be run: {error}", version)
         finally:

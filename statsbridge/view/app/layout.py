@@ -22,18 +22,19 @@ class Control:
     """A control that writes into the address.
 
     `name`: the word in the address. `prop`: the property that holds its value. `fallback`: the value that the address
-    leaves out. `kind`: how the two are put into each other.
+    leaves out. `kind`: how the two are put into each other. `part_of`: the control whose component it belongs to.
     """
 
     name: str
     prop: str
     fallback: Any
-    kind: Literal["text", "number", "list", "node"] = "text"
+    kind: Literal["text", "number", "list", "node", "branches"] = "text"
+    part_of: str | None = None
 
     @property
     def id(self) -> str:
         """The id of its component."""
-        return f"at-{self.name}"
+        return f"at-{self.part_of or self.name}"
 
     def to_json(self) -> dict[str, Any]:
         """As the script of the page reads it."""
@@ -50,6 +51,7 @@ CONTROLS: tuple[Control, ...] = (
     Control("run", "value", ""),
     Control("tab", "value", _START.tab),
     Control("module", "selected", [], "node"),
+    Control("open", "expanded", [], "branches", part_of="module"),
     Control("find", "value", ""),
     Control("order", "value", "depth"),
     Control("theme", "value", "auto"),
@@ -92,7 +94,7 @@ def layout(token: str) -> Any:
             dcc.Interval(id="tick", interval=POLL_MILLISECONDS),
             dcc.Store(id="fields", data=[control.to_json() for control in CONTROLS]),
             dcc.Store(id="token", data=token),
-            *(dcc.Store(id=name) for name in ("place", "run", "last", "drawn", "grown", "fresh")),
+            *(dcc.Store(id=name) for name in ("place", "run", "last", "branches", "drawn", "grown", "fresh")),
             # Takes a graph once the first picture was asked for: Plotly is then evaluated while that is worked out.
             html.Div(id="warm", style={"display": "none"}),
             dmc.AppShell(
@@ -100,10 +102,7 @@ def layout(token: str) -> Any:
                     dmc.AppShellHeader(_header(), px="md"),
                     dmc.AppShellNavbar(_navbar(), p="sm"),
                     dmc.AppShellMain(
-                        html.Div(
-                            [_tabs(), html.Div(_controls(), id="controls"), html.Div(id="content")],
-                            id="shell",
-                        )
+                        [_tabs(), html.Div(_controls(), id="controls"), html.Div(id="content")],
                     ),
                 ],
                 header={"height": 54},
@@ -177,7 +176,6 @@ def _navbar() -> Any:
                 levelOffset=14,
                 renderNode={"function": "moduleNode"},
             ),
-            id="branches",
             type="auto",
             mt="xs",
             style={"flex": 1},

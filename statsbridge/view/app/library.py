@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ class Recent(Generic[Key, Value]):
         self._capacity = capacity
         self._entries: OrderedDict[Key, tuple[Value, float]] = OrderedDict()
         self._lock = threading.Lock()
+        self._making: dict[Key, threading.Lock] = {}
 
     def get(self, key: Key) -> Value | None:
         with self._lock:
@@ -48,6 +49,21 @@ class Recent(Generic[Key, Value]):
             self._entries[key] = (value, weight)
             while len(self._entries) > 1 and sum(taken for _, taken in self._entries.values()) > self._capacity:
                 self._entries.popitem(last=False)
+
+    def made(self, key: Key, make: Callable[[], Value]) -> Value:
+        """What is kept, or what `make` gives. Of several that ask for it at the same time one makes it."""
+        with self._lock:
+            making = self._making.setdefault(key, threading.Lock())
+        try:
+            with making:
+                value = self.get(key)
+                if value is None:
+                    value = make()
+                    self.put(key, value)
+                return value
+        finally:
+            with self._lock:
+                self._making.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True)

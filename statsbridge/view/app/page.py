@@ -7,24 +7,26 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from ...errors import ConfigError, StatsBridgeError
-from . import lists, tabs
+from . import first_picture, lists, tabs
 from .diagnoses import Diagnoses
 from .facts import Facts, StepsOfParts, statistics_of
 from .layout import layout
 from .library import Library, Recent
-from .security import Guard
+from .security import HOST, Guard
 from .state import State, parse
 from .tree import grow
 from .wiring import connect
 
 _KEPT_DRAWINGS = 16
 _KEPT_FACTS = 32
-_USUAL_WIDTH = 1000
+_NOT_KEPT = {"Cache-Control": "no-store"}
 _PATIENCE = 5.0
 """What took a while to draw is drawn again, while the run goes on, only after so many times that while."""
 
@@ -62,8 +64,14 @@ class Page:
             index_string=_INDEX,
         )
         app.layout = layout(self.guard.token)
+        index = app.interpolate_index
+        app.interpolate_index = lambda **parts: index(**parts).replace("<body>", f"<body>{self.first_element()}", 1)
         connect(app, self)
+        self.server.add_url_rule("/ahead", view_func=self.ahead, methods=["POST"])
+        self.server.add_url_rule(first_picture.PATH, view_func=self.first_image)
         self.guard.scripts = tuple(app.csp_hashes())
+        # At its first request Dash looks for the page's own script and style; one that came meanwhile would do without.
+        self.guard.let_in(self.server.test_client()).get("/", base_url=f"http://{HOST}")
 
     def prepare(self, run: str) -> None:
         """Begin, in the background, with what the first answers need: the browser takes a second to ask.
@@ -73,7 +81,7 @@ class Page:
         threading.Thread(target=self._prepare, args=(run,), daemon=True, name="prepare").start()
 
     def _prepare(self, run: str) -> None:
-        self.contents(State(run=run).address(), dark=False, width=_USUAL_WIDTH)
+        self.contents(State(run=run).address(), dark=False, width=first_picture.WIDTH)
         facts = _unless_refused(lambda: self.open(run)[2] if run else None, None)
         if facts is not None:
             for known in ("modules", "scalars", "sites", "steps"):
@@ -114,20 +122,16 @@ class Page:
         wanted = [run for run in state.runs if run != state.run] if state.tab == "compare" else []
         others = [self.library.open(run) for run in wanted]
         key = (version, diagnosis, state, dark, width, *(known for _, known in others))
-        drawn = self._drawings.get(key)
-        if drawn is None:
-            view = tabs.View(
-                data=data,
-                facts=facts,
-                state=state,
-                diagnosis=diagnosis,
-                others=[other for other, _ in others],
-                dark=dark,
-                width=width,
-            )
-            drawn = tabs.draw(view)
-            self._drawings.put(key, drawn)
-        return drawn
+        view = tabs.View(
+            data=data,
+            facts=facts,
+            state=state,
+            diagnosis=diagnosis,
+            others=[other for other, _ in others],
+            dark=dark,
+            width=width,
+        )
+        return self._drawings.made(key, lambda: tabs.draw(view))
 
     # The answers to the browser: one for each entry in `wiring.connect`.
 
@@ -145,6 +149,31 @@ class Page:
         now = time.monotonic()
         told = {"place": place, "run": run, "version": version, "next": now + _PATIENCE * (now - began)}
         return contents, place["query"], told
+
+    def first_element(self) -> str:
+        """What the page that is asked for shows before its scripts run."""
+        from flask import request
+
+        return first_picture.element(parse(request.query_string.decode())[0], request.args.get("theme"))
+
+    def first_image(self) -> Any:
+        """The picture of the place that is asked for, as an SVG; nothing where there is none."""
+        from flask import Response, request
+
+        query, dark = request.query_string.decode(), request.args.get("dark") == "1"
+        drawn = None
+        if first_picture.has_one(parse(query)[0]):
+            drawn = first_picture.image(self.contents(query, dark=dark, width=first_picture.WIDTH), dark=dark)
+        return ("", 204) if drawn is None else Response(drawn, mimetype="image/svg+xml", headers=_NOT_KEPT)
+
+    def ahead(self) -> tuple[str, int]:
+        """Draw, for the request in progress, what its sender is about to ask for: the press of a button comes first."""
+        from flask import request
+
+        place: Any = request.get_json(silent=True)
+        with suppress(TypeError, KeyError, ValueError):  # of no use to who sent something else
+            self.contents(str(place["query"]), dark=bool(place["dark"]), width=int(place["width"]))
+        return "", 204
 
     def look(self, ticks: int, drawn: dict[str, Any] | None, grown: str | None) -> Any:
         """The version of what is shown, where it is another than that of contents or tree."""
@@ -188,31 +217,47 @@ class Page:
         """The statistics of the two sites."""
         return list(statistics_of(site or "")), list(statistics_of(backward or ""))
 
-    def tree(self, run: str, fresh: str | None, search: str | None, order: str, selected: Sequence[str]) -> Any:
-        """The module tree, what of it is open, a note below it, and the version that it is of."""
+    def tree(
+        self,
+        run: str,
+        fresh: str | None,
+        search: str | None,
+        order: str,
+        address: str | None,
+        branches: list[str] | None,
+    ) -> Any:
+        """The module tree, what of it is open, what is open by default, a note below it, the version that it is of."""
         from dash import ctx, no_update
 
         opened = _unless_refused(lambda: self.open(run) if run else None, None)
         if opened is None:
-            return [], [], "", None
+            return [], [], [], "", None
         seen = self.version(run)
         data, version, facts = opened
-        shown = selected[0][1:] if selected else None
+        asked = parse_qs((address or "").removeprefix("?"), keep_blank_values=True)
+        shown = asked.get("module", [None])[-1]
         marks = self.diagnoses.of(data, version).worst()
         tree = grow(facts.modules, order=order, search=search or "", marks=marks, shown=shown)
-        # What the reader opened stays open while the run goes on.
-        goes_on = [one["prop_id"] for one in ctx.triggered] == ["fresh.data"]
-        expanded = no_update if goes_on and facts.modules else tree.expanded
+        expanded: Any = tree.expanded
+        # Not of a search, or a run, that the reader has just left.
+        if "open" in asked and asked.get("run") == [run] and asked.get("find", [""])[-1] == (search or ""):
+            expanded = [branch for branch in asked["open"] if branch]
         total = len(facts.modules)
         note = f"{len(tree.matching)} of {total} modules" if search else f"{total} modules"
-        return tree.nodes, expanded, note if total else "no modules yet", seen
+        # What the reader opened stays open while the run goes on.
+        goes_on = branches and [one["prop_id"] for one in ctx.triggered] == ["fresh.data"]
+        opened_now = (no_update, no_update) if goes_on else (expanded, tree.expanded)
+        return tree.nodes, *opened_now, note if total else "no modules yet", seen
 
-    def calls(self, run: str, selected: Sequence[str]) -> Any:
+    def calls(self, run: str, selected: Sequence[str], before: list[str] | None) -> Any:
         """The calls of the module that is chosen, and whether there is nothing to choose."""
+        from dash import no_update
+
         facts = _unless_refused(lambda: self.open(run)[2] if run else None, None)
         chosen = facts.modules.get(selected[0][1:]) if facts is not None and selected else None
         count = 1 if chosen is None else chosen.calls
-        return [str(call) for call in range(count)], count == 1
+        calls = [str(call) for call in range(count)]
+        return (no_update, no_update) if calls == before else (calls, count == 1)
 
     def open_module(self, clicks: Sequence[Any], place: dict[str, Any] | None) -> Any:
         """The address of the module that a click on a picture was at."""
@@ -247,7 +292,7 @@ _INDEX = """<!doctype html>
 <link rel="preload" as="script" href="/_dash-component-suites/plotly/package_data/plotly.min.js">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{%title%}</title>
-{%favicon%}
+<link rel="icon" href="data:,">
 {%css%}
 </head>
 <body>

@@ -11,8 +11,10 @@ from urllib.parse import urlencode, urlsplit
 
 if TYPE_CHECKING:
     from flask import Flask, Response
+    from flask.testing import FlaskClient
 
-LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+HOST = "127.0.0.1"
+LOCAL_HOSTS = frozenset({HOST, "localhost", "::1"})
 TOKEN = "token"
 _READING = frozenset({"GET", "HEAD"})
 _WRITING = frozenset({"POST"})
@@ -64,6 +66,11 @@ class Guard:
             return "statsbridge: open the whole address that `statsbridge view` printed, with its token\n", 403, plain
         return None
 
+    def let_in(self, client: FlaskClient) -> FlaskClient:
+        """A client of our own, with the cookie."""
+        client.set_cookie(self.cookie, self.token, domain=HOST)
+        return client
+
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
 
@@ -77,7 +84,10 @@ class Guard:
 
         rest = [(name, value) for name, value in request.args.items(multi=True) if name != TOKEN]
         target = f"/?{urlencode(rest)}" if rest else "/"
-        page = f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(target)}"><title>statsbridge</title>'
+        page = (
+            f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(target)}"><title>statsbridge</title>'
+            '<link rel="icon" href="data:,">'
+        )
         response = Response(page, mimetype="text/html")
         response.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict")
         return response

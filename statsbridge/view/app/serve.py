@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ...errors import ConfigError
+from .security import HOST
 
 if TYPE_CHECKING:
     from werkzeug.serving import BaseWSGIServer
 
     from .page import Page
-
-HOST = "127.0.0.1"
 
 
 def make_server(page: Page, port: int = 0) -> BaseWSGIServer:

@@ -118,14 +118,15 @@ def _expanded(
     shown: str | None,
     marks: Mapping[str, str],
 ) -> list[str]:
+    branches = {_parent(path, modules) for path in kept}
     if len(kept) <= _OPEN_ALL:
-        return [value_of(path) for path in kept]
+        return [value_of(path) for path in kept & branches]
     wanted = [path for path in marks if path in kept][:_OPEN_ALL]
     wanted += matching[:_OPEN_ALL] if search else []
     wanted += [shown] if shown in kept else []
     opened = {above for path in wanted if path is not None for above in list(_with_ancestors(path, modules))[1:]}
     top = {path for path in kept if _parent(path, modules) is None}
-    return [value_of(path) for path in opened | top]
+    return [value_of(path) for path in (opened | top) & branches]
 
 
 def _natural(path: str) -> list[tuple[int, int, str]]:

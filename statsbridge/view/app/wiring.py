@@ -21,14 +21,14 @@ def connect(app: Any, page: Page) -> None:
             Output("url", "search"),
             Output("place", "data"),
             Output("run", "data"),
-            Output("theme", "forceColorScheme"),
-            Output("shell", "className"),
             Output("link", "value"),
             Output("warm", "children"),
-            *(Output(control.id, control.prop) for control in CONTROLS),
         ],
         [Input("url", "search"), *(Input(control.id, control.prop) for control in CONTROLS)],
-        [Held("fields", "data"), Held("last", "data"), Held("place", "data"), Held("token", "data")],
+        [
+            *(Held(name, "data") for name in ("fields", "token", "last", "branches", "place", "run")),
+            Held("theme", "forceColorScheme"),
+        ],
     )
     app.clientside_callback(
         ClientsideFunction("page", "say"),
@@ -81,16 +81,17 @@ def connect(app: Any, page: Page) -> None:
     answer(
         [
             Output("at-module", "data"),
-            Output("at-module", "expanded"),
+            Output("at-module", "expanded", allow_duplicate=True),
+            Output("branches", "data"),
             Output("tree-note", "children"),
             Output("grown", "data"),
         ],
-        [*new, Input("at-find", "value"), Input("at-order", "value"), Held("at-module", "selected")],
+        [*new, Input("at-find", "value"), Input("at-order", "value"), Held("url", "search"), Held("branches", "data")],
         page.tree,
     )
     answer(
         [Output("at-call", "data"), Output("at-call", "disabled")],
-        [Input("run", "data"), Input("at-module", "selected")],
+        [Input("run", "data"), Input("at-module", "selected"), Held("at-call", "data")],
         page.calls,
     )
     answer(

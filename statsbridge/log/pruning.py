@@ -5,6 +5,7 @@ decide. Merged parts are sorted by site and module, so one site or one series is
 """
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,12 +40,15 @@ def is_small(part: Part) -> bool:
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether `name` is one of `patterns` or fits one of them as a glob."""
-    return name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns if is_glob(pattern))
+    globs = _apart(tuple(patterns))[1]
+    return name in patterns or any(fnmatchcase(name, pattern) for pattern in globs)
 
 
-def is_glob(pattern: str) -> bool:
-    """Whether a pattern may fit other names than itself."""
-    return any(character in pattern for character in "*?[")
+@lru_cache
+def _apart(patterns: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Those that fit no other name than their own, in order, and globs."""
+    globs = [pattern for pattern in patterns if any(character in pattern for character in "*?[")]
+    return sorted(set(patterns).difference(globs)), globs
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Wanted:
     def _may_be_in(self, metadata: pq.FileMetaData, group: int) -> bool:
         for name, patterns in (("module", self.modules), ("site", self.sites)):
             extremes = None if patterns is None else _extremes(metadata, group, name)
-            if patterns is not None and extremes is not None and not any(_reaches(one, *extremes) for one in patterns):
+            if patterns is not None and extremes is not None and not _any_in(patterns, *extremes):
                 return False
         first, last = self.steps
         extremes = None if (first, last) == (None, None) else _extremes(metadata, group, "step")
@@ -245,10 +249,14 @@ def _extremes(metadata: pq.FileMetaData, group: int, name: str) -> tuple[Any, An
     return statistics.min, statistics.max
 
 
+def _any_in(patterns: tuple[str, ...], low: str, high: str) -> bool:
+    """Whether names from `low` to `high` may match one of `patterns`."""
+    names, globs = _apart(patterns)
+    first = bisect_left(names, low)
+    return (first < len(names) and names[first] <= high) or any(_reaches(one, low, high) for one in globs)
+
+
 def _reaches(pattern: str, low: str, high: str) -> bool:
-    """Whether names from `low` to `high` may match `pattern`: some of them begin with what it begins with."""
-    beginning = pattern[: min([len(pattern), *(at for at in map(pattern.find, "*?[") if at >= 0)])]
-    exact = low <= pattern <= high
-    if beginning == pattern:
-        return exact
-    return exact or (high >= beginning and (low <= beginning or low.startswith(beginning)))
+    """Whether names from `low` to `high` may match a glob, or be it: some of them begin with what it begins with."""
+    beginning = pattern[: min(at for at in map(pattern.find, "*?[") if at >= 0)]
+    return low <= pattern <= high or (high >= beginning and (low <= beginning or low.startswith(beginning)))

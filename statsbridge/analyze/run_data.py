@@ -217,11 +217,15 @@ class RunData(reader.RunData):
         for name, patterns in (("site", _patterns(sites, "sites")), ("module", _patterns(modules, "modules"))):
             if patterns is None:
                 continue
-            column = self._merged_rows(Wanted(columns=(name,)), ordered=False)[name]
-            there = [value for value in pc.unique(column.cast(pa.string())).to_pylist() if value is not None]
+            there = list(self.sites) if name == "site" else self._modules()
             for pattern in patterns:
                 if there and not any(matches(value, (pattern,)) for value in there):
                     raise unknown_choice(name, pattern, sorted(filter(None, there)))
+
+    def _modules(self) -> list[str]:
+        """The modules that any row is of."""
+        column = self._merged_rows(Wanted(columns=("module",)), ordered=False)["module"]
+        return [value for value in pc.unique(column.cast(pa.string())).to_pylist() if value is not None]
 
 
 def _patterns(value: Patterns, argument: str) -> tuple[str, ...] | None:

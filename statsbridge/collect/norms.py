@@ -11,14 +11,14 @@ from . import statistics
 
 #: Squares of float32 values outside this range of norms lose digits to under- or overflow.
 _SAFE = (1e-15, 1e18)
-_CHUNK = 32_768
+_ROW = 2048
 
 
 def global_norm(tensors: Sequence[torch.Tensor]) -> float | torch.Tensor:
     """sqrt(Σ x²) over all elements of all tensors: a float, or a 0-d tensor where any lies on an accelerator.
 
-    Nothing waits for an accelerator. On the host the dot product is 2 to 7 times as fast as a vector norm
-    and closer to float64 than torch's multi-tensor norm.
+    Nothing waits for an accelerator. On the host norms of short rows are as fast as memory, and closer to float64 than
+    torch's multi-tensor norm.
     """
     dense = [_strided(tensor.detach()) for tensor in tensors]
     dense = [tensor for tensor in dense if tensor.numel() and not tensor.is_meta]
@@ -61,9 +61,15 @@ def _hypot(norms: Sequence[float]) -> float:
 
 
 def _square(tensor: torch.Tensor) -> float:
-    # A strided dot product sums one by one, and a long one loses digits where all elements are alike.
-    parts = torch.split(tensor.contiguous().view(-1), _CHUNK)
-    return math.fsum(torch.dot(part, part).item() for part in parts)
+    # A long product sums one by one in a few lanes, and loses digits where all elements are alike: short rows do not.
+    flat = tensor.contiguous().view(-1)
+    whole = flat.numel() // _ROW * _ROW
+    rest = flat[whole:]
+    square: float = torch.dot(rest, rest).item()
+    if whole:
+        rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1).double()
+        square += torch.dot(rows, rows).item()
+    return square
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:

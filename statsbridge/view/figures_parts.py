@@ -81,7 +81,7 @@ def stack(
             settings["matches"] = Panel(len(titles)).axes["xaxis"]
         upwards = (max(0.0, top - height), top)
         y: dict[str, Any] = {"title": {"text": title, "font": {"size": 11}}}
-        if log and len(titles) > 2:
+        if log and len(titles) > 1:
             y["nticks"] = 3  # the ten digits of a decade would lie on each other
         panels.append(add_panel(figure, Panel(number, log), upwards=upwards, x=settings, y=y))
     return panels

@@ -150,10 +150,15 @@ class _Column:
             known = self.by_number[segments.numbers]
             if _equal(known, firsts) and _equal(values, np.repeat(firsts, segments.lengths)):
                 return
-            self.by_row = np.empty(len(window.numbers), values.dtype)
-            for at in range(0, len(self.by_row), _AT_ONCE):
-                self.by_row[at : at + _AT_ONCE] = self.by_number[window.numbers[at : at + _AT_ONCE]]
+            self.by_row = self.spread(window.numbers)
         self.by_row[segments.places] = values[segments.order]
+
+    def spread(self, numbers: Numbers) -> Numbers:
+        """The value of each row, as far as what it is about decides that; `numbers` [rows]: what that is."""
+        by_row = np.empty(len(numbers), self.by_number[numbers[:0]].dtype)
+        for at in range(0, len(by_row), _AT_ONCE):
+            by_row[at : at + _AT_ONCE] = self.by_number[numbers[at : at + _AT_ONCE]]
+        return by_row
 
 
 class _Segments(NamedTuple):
@@ -208,12 +213,16 @@ class _Window:
         about = np.arange(len(self._about))
         firsts = np.minimum(self._firsts[about], len(self._steps) - 1)
         identities = self._about.identities(known, firsts, self._steps[firsts])
-        there = identities >= 0
+        about = about[(identities >= 0) & self.seen[about]]
         by_identity = {}
         for name, column in self._columns.items():
             if column.by_row is None:
-                by_identity[name] = np.full(len(known), default_of(name))
-                by_identity[name][identities[there]] = column.by_number[about[there]]
+                values, held = column.by_number[about], np.full(len(known), default_of(name))
+                held[identities[about]] = values
+                if _equal(held[identities[about]], values):
+                    by_identity[name] = held
+                else:  # of a module whose type has changed: two of our numbers, and one identity
+                    column.by_row = column.spread(self.numbers)
         for name in STATUSES:
             if name not in self._columns:
                 by_identity[name] = np.full(len(known), default_of(name))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from statsbridge.analyze.findings import Finding
 from statsbridge.analyze.rules.words import WORDS
 from statsbridge.analyze.watch import Watch
 from statsbridge.errors import LogError, SchemaTooNew
+from statsbridge.log.attempts import read_attempts
 from statsbridge.log.folder import read_writer, writer_file
 from statsbridge.log.parts import list_parts
 from statsbridge.log.runs import read_info, run_state
@@ -159,9 +161,7 @@ class Follower:
         scalars = chunk.scalars
         attempts = pc.max(scalars["attempt"]).as_py()
         if attempts is not None and attempts > self._progress.attempt:
-            # What is logged outside of steps may be about any step.
-            steps = scalars.filter(pc.is_valid(scalars["iteration"]))["step"]
-            self._progress.go_back(attempts, pc.min(steps).as_py() or 0)
+            self._progress.go_back(attempts, self._begun(attempts))
         self._progress.sampled.update(chunk.stats["step"].unique().to_pylist())
         columns = (scalars[name].to_pylist() for name in ("name", "step", "value", "iteration"))
         times = scalars["time"].cast(pa.int64()).to_pylist()
@@ -170,6 +170,19 @@ class Follower:
                 self._keep(name, step, value)
             if iteration is not None and (not self._progress.times or iteration > self._progress.times[-1][1]):
                 self._progress.times.append((step, iteration, microseconds / 1e6))
+
+    def _begun(self, attempt: int) -> int:
+        """The step from which on `attempt`, and those that were skipped before it, count.
+
+        Not the least step of its rows: what is logged outside of steps may be about any.
+        """
+        try:
+            attempts = read_attempts(self._run)
+        except LogError as error:
+            self._lost = str(error)
+            return sys.maxsize
+        known = (one.first_step for one in attempts if self._progress.attempt < one.number <= attempt)
+        return min(known, default=sys.maxsize)
 
     def _keep(self, name: str, step: int, value: float) -> None:
         curves = self._progress.curves

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from ..errors import ConfigError
+from ..wording import shown
 
-#: The record keeps steps in 64 bits; half of that leaves room to count on from any label.
-LARGEST_LABEL = 1 << 62
+#: The record keeps steps in 64 bits; a quarter of that leaves room to go on from any label by the largest stride.
+LARGEST_LABEL = 1 << 61
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,11 @@ class StepLabels:
         if given is None:
             label, wrong = free, None
         elif isinstance(given, bool) or not isinstance(given, Integral):
-            label, wrong = free, f"step={given!r} is a {type(given).__name__}, not a whole number"
+            label, wrong = free, f"step={shown(given)} is not a whole number"
         elif self.last is not None and int(given) <= self.last:
-            label, wrong = free, f"step={given} does not come after {self.last}"
+            label, wrong = free, f"step={shown(given)} does not come after {self.last}"
         elif abs(int(given)) > LARGEST_LABEL:
-            label, wrong = free, f"step={given} is too large: labels go up to {LARGEST_LABEL}"
+            label, wrong = free, f"step={shown(given)} is too large: labels go up to {LARGEST_LABEL}"
         else:
             label, wrong = int(given), None
         self._stride = 1 if given is None or self.last is None else label - self.last

@@ -110,7 +110,9 @@ def note_key(run: Path, file: Path, key: bytes) -> str | None:
     with suppress(OSError):  # where nothing can be written, names leave all the same
         make_folder(run / "mirrors")
         with open(run / "mirrors" / _USED_FILE, "a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"mark": mark, "file": str(file.absolute())}) + "\n")
+            # The run's own key moves with the run.
+            own = file == run / "mirrors" / KEY_FILE
+            lines.write(json.dumps({"mark": mark, "file": KEY_FILE if own else str(file.absolute())}) + "\n")
     if not used:
         return None
     return (
@@ -124,7 +126,7 @@ def key_trouble(run: Path) -> str | None:
     used = _keys_used(run)
     if not used:
         return None
-    file = Path(used[-1]["file"])
+    file = Path(run, "mirrors", used[-1]["file"])
     try:
         there = _mark(bytes.fromhex(file.read_text("ascii"))) == used[-1]["mark"]
     except (OSError, ValueError):

@@ -54,8 +54,8 @@ class FigureLog:
             now = time.time_ns() // 1000
             work = partial(self._store, name, data, step, now)
             if not self._writer.submit(work, rows=1 + len(data) // _BYTES_A_ROW):
-                text = f"log_figure({name!r}): too much waits for the disk (is it hanging?); not kept"
-                self._refuse("figure_lost", text, name, step)
+                why = "too much waits for the disk (is it hanging?), or another process has the run now"
+                self._refuse("figure_lost", f"log_figure({name!r}): {why}; not kept", name, step)
 
     def _store(self, name: str, data: bytes, step: int, now: int) -> Mapping[str, Mapping[str, Any]]:
         """Write it; the event that tells of it. In the writer's thread."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import reprlib
 import threading
 from collections.abc import Mapping
-
-import torch
 
 from ..collect.sampling import StepLabels
 from ..collect.scalars import as_scalar
 from ..collect.shards import Part, Scalar
 from ..reporting import Reporter
+from ..wording import shown
 
 #: How a logged number was made, where the user says so: a dashboard's "loss" can be any of the three.
 KINDS = ("batch", "epoch_mean", "recomputed")
@@ -28,7 +26,7 @@ def numbers(given: Mapping[str, object], step: int, reporter: Reporter) -> dict[
         if scalar is None:
             reporter.problem(
                 "bad_scalar",
-                f"{name}={_shown(value)} is no single number: give a float or a one-element tensor (of a DTensor its "
+                f"{name}={shown(value)} is no single number: give a float or a one-element tensor (of a DTensor its "
                 "full_tensor()); not recorded",
                 cause=f"bad_scalar {name}",
                 step=step,
@@ -52,7 +50,7 @@ def kind(given: str | None, step: int, reporter: Reporter) -> str | None:
     """One of `KINDS`, or None."""
     if given is None or given in KINDS:
         return given
-    reporter.problem("bad_kind", f"kind={given!r} is none of {', '.join(KINDS)}; recorded without", step=step)
+    reporter.problem("bad_kind", f"kind={shown(given)} is none of {', '.join(KINDS)}; recorded without", step=step)
     return None
 
 
@@ -62,7 +60,7 @@ def epoch(given: object, step: int, reporter: Reporter) -> float | None:
     if isinstance(number, float):
         return number
     if given is not None:
-        reporter.problem("bad_epoch", f"epoch={given!r} is no number; recorded without", step=step)
+        reporter.problem("bad_epoch", f"epoch={shown(given)} is no number; recorded without", step=step)
     return None
 
 
@@ -72,11 +70,3 @@ def patience(timeout: object) -> float:
     if not isinstance(seconds, float) or math.isnan(seconds):
         return FINISH_SECONDS
     return min(seconds, threading.TIMEOUT_MAX)
-
-
-def _shown(value: object) -> str:
-    """A value in a few words. Of a tensor not what is in it, for which one would have to wait."""
-    kind = type(value).__name__
-    if isinstance(value, torch.Tensor):
-        return f"{kind} of shape {tuple(value.shape)}"
-    return f"{reprlib.repr(value)} ({kind})"

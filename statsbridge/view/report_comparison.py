@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..analyze.comparison import Comparison, Parting, compare
 from ..analyze.run_data import RunData
+from ..wording import counted
 from .report_tables import Number, number
 
 MOST_PARTINGS = 12
@@ -56,7 +57,8 @@ def parted(runs: Sequence[RunData], shown: Sequence[bool]) -> list[Parted | None
 def _told(comparison: Comparison) -> Parted:
     first = comparison.first
     alone = len(comparison.only_good) + len(comparison.only_other)
-    aside = f"; {alone} modules that only one of the two has are not compared" if alone else ""
+    are = "is" if alone == 1 else "are"
+    aside = f"; {counted(alone, 'module')} that only one of the two has {are} not compared" if alone else ""
     if comparison.steps is None:
         return Parted(f"has no sampled step of a common site to compare{aside}", ())
     begin, end = comparison.steps

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,13 +51,20 @@ def rows_of(step: int) -> dict[str, object]:
     }
 
 
-def write(run: Path, steps: range, *, rank: int = 0, attempt: int = 0) -> None:
-    """Ten steps in each part, as a writer leaves them."""
+def write(
+    run: Path,
+    steps: range,
+    *,
+    rank: int = 0,
+    attempt: int = 0,
+    rows: Callable[[int], dict[str, object]] = rows_of,
+) -> None:
+    """One step in each part, as a writer leaves them."""
     folder = part_folder(run, "stats", rank)
     folder.mkdir(parents=True, exist_ok=True)
     for step in steps:
         first = max([part.last + 1 for part in list_parts(run, "stats") if part.rank == rank], default=0)
-        name, data = encode("stats", to_table("stats", rows_of(step)), first=first, attempt=attempt)
+        name, data = encode("stats", to_table("stats", rows(step)), first=first, attempt=attempt)
         (folder / name).write_bytes(data)
 
 
@@ -130,6 +139,41 @@ def test_blocks_hold_each_number_once_and_in_its_place(tmp_path: Path, large: li
             for column in ("l2", "count", "nan_count", "update_ratio", "depth"):
                 values = np.broadcast_to(np.array(expected[column], np.float64), (len(rows),))
                 assert np.array_equal(rows[column], values, equal_nan=True), (key, column)
+
+
+@pytest.mark.parametrize("steps", [60, 90])
+def test_a_module_whose_type_changes_keeps_the_numbers_of_each(
+    tmp_path: Path, steps: int, large: list[Block], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An activation was replaced, and what it puts out is NaN until then, or from then on, and again later."""
+
+    def rows(step: int) -> dict[str, object]:
+        of_step = rows_of(0)
+        odd = np.array([module == "c.d" for module in of_step["module"]])  # type: ignore[attr-defined]
+        old = step // 30 != 1
+        return {
+            **rows_of(step - step % 3),
+            "step": step,
+            "type": np.where(odd & old, "ReLU", "GELU").tolist(),
+            "nan_count": np.where(odd & old, 3, 0),
+            "status": None,
+        }
+
+    run = create_run(tmp_path, name="replaced", config=None, information={})
+    for first in range(0, steps, 30):
+        write(run, range(first, first + 30), rows=rows)
+    compact_table(run, "stats", 0, fan_in=2)
+    write(run, range(steps, 120), rows=rows)
+    found = statsbridge.diagnose(statsbridge.load(run))
+    assert large
+    for block in large:
+        for key in block.slices:
+            assert np.array_equal(block.rows(key)["nan_count"], np.asarray(rows(key[1])["nan_count"]))
+    monkeypatch.undo()
+    of_the_whole = statsbridge.diagnose(statsbridge.load(run))
+    # A type is the one that was last read, and that is another one where more is read at once.
+    assert [replace(finding, type="") for finding in found] == [replace(finding, type="") for finding in of_the_whole]
+    assert {finding.step for finding in found if finding.kind.startswith("nonfinite")} == {0}
 
 
 def test_each_row_group_is_read_once_and_only_columns_of_rules(

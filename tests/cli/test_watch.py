@@ -142,6 +142,34 @@ def test_what_is_logged_about_an_earlier_step_takes_nothing_back(tmp_path: Path)
     assert follower.look().curves["loss"] == [1.0, 1 / 2, 1 / 3, 13.0]
 
 
+def test_an_attempt_that_has_taken_no_step_yet_takes_back_only_what_it_supersedes(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    write_run(run, *(step_rows(step) for step in range(6)))
+    follower = Follower(run)
+    follower.look()
+    with next_attempt(run, 3, config=None, information={}) as attempt:
+        writer = Writer(run, attempt=attempt.number)
+    assert writer.submit(lambda: {"scalars": {"step": 5, "time": 1.7e9, "name": "val/loss", "value": 2.0}})
+    assert writer.close()
+    curves = follower.look().curves
+    assert (curves["loss"], curves["val/loss"]) == ([1.0, 1 / 2, 1 / 3], [2.0])
+
+
+def test_of_an_attempt_that_nothing_is_known_of_nothing_is_taken_back(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    write_run(run, *(step_rows(step) for step in range(3)))
+    follower = Follower(run)
+    follower.look()
+    with next_attempt(run, 3, config=None, information={}) as attempt:
+        writer = Writer(run, attempt=attempt.number)
+    (run / "attempts" / "1.json").write_text("{")
+    assert writer.submit(lambda: {"scalars": scalar_rows(3, loss=13.0)})
+    assert writer.close()
+    situation = follower.look()
+    assert situation.curves["loss"] == [1.0, 1 / 2, 1 / 3, 13.0]
+    assert "1.json cannot be read" in situation.trouble
+
+
 def test_a_resumed_run_goes_back(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     write_run(run, *(step_rows(step) for step in range(6)))

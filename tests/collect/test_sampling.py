@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from statsbridge import ConfigError, Sampling
 from statsbridge.collect.sampling import StepLabels
@@ -50,3 +51,29 @@ def test_a_bad_label_is_told_and_replaced_by_the_next_free_one(bad: object) -> N
     assert label == 4
     assert wrong is not None
     assert labels.next(None) == (5, None)
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (10**5000, "step=int "),
+        (torch.empty(2, 3, device="meta"), "step=Tensor of shape (2, 3) "),
+        (np.float64(1.5), "1.5"),
+        ("x" * 10_000, "(str) "),
+        (Unspeakable(), "Unspeakable"),
+    ],
+    ids=["digits", "tensor", "numpy", "text", "no text"],
+)
+def test_a_label_that_is_none_is_told_in_a_few_words(given: object, said: str) -> None:
+    labels = StepLabels(7)
+    label, wrong = labels.next(given)
+    assert label == 7
+    assert wrong is not None
+    assert said in wrong
+    assert len(wrong) < 200
+    assert labels.next() == (8, None)

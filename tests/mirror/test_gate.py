@@ -290,6 +290,16 @@ def test_a_key_that_was_lost_is_missed_and_another_one_said(tmp_path: Path) -> N
     assert key_trouble(run)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_run_that_was_moved_does_not_miss_its_key(tmp_path: Path, shared: bool) -> None:
+    run, file = new_run(tmp_path), tmp_path / "shared.key"
+    gate(run, names="hashed", key_file=str(file) if shared else None).chunk(chunk())
+    moved = run.rename(tmp_path / "elsewhere")
+    assert key_trouble(moved) is None
+    (file if shared else moved / "mirrors" / KEY_FILE).unlink()
+    assert key_trouble(moved)
+
+
 def test_the_same_key_in_another_file_is_no_other_key(tmp_path: Path) -> None:
     run, shared = new_run(tmp_path), tmp_path / "shared.key"
     gate(run, names="hashed").chunk(chunk())

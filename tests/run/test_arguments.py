@@ -15,6 +15,7 @@ from torch import nn
 
 import statsbridge
 from statsbridge import ConfigError, Sampling, StatsBridgeError, StatsBridgeWarning, UnknownBackendError
+from statsbridge.collect.sampling import LARGEST_LABEL
 from statsbridge.log.runs import run_state
 
 Record = Callable[..., statsbridge.Run]
@@ -124,6 +125,20 @@ def test_a_bad_label_inside_the_loop(bad: object, record: Record) -> None:
     assert all(repr(bad) in event["message"] for event in told)
 
 
+@pytest.mark.parametrize("first", [0, -LARGEST_LABEL])
+def test_what_happens_after_the_largest_label_is_recorded(first: int, record: Record) -> None:
+    """The step in progress is expected as far from the last label as that was from the one before."""
+    run = record(nn.Linear(2, 2))
+    run.step(loss=1.0, step=first)
+    run.step(loss=2.0, step=LARGEST_LABEL)
+    run._reporter.event("test", "in the step after it", severity="info")
+    run.step(loss=3.0)
+    run.finish()
+    data = statsbridge.load(run.path)
+    assert scalars(data.scalars, "loss") == {first: 1.0, LARGEST_LABEL: 2.0, LARGEST_LABEL + 1: 3.0}
+    assert [event["kind"] for event in data.events.to_pylist()] == ["test"]
+
+
 def test_values_that_are_no_numbers(record: Record) -> None:
     run = record(nn.Linear(2, 2))
     with pytest.warns(StatsBridgeWarning) as warned:
@@ -172,6 +187,18 @@ def test_a_value_that_is_no_number_is_told_in_a_few_words(value: object, said: s
     assert said in event["message"]
     assert len(event["message"]) < 250
     assert scalars(data.scalars, "other") == {0: 1.0}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_value_that_cannot_be_shown_costs_nothing_but_itself(record: Record) -> None:
+    run = record(nn.Linear(2, 2))
+    with pytest.warns(StatsBridgeWarning, match="is no single number"):
+        run.step(x=torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), other=1.0)  # has no shape
+        run.step(x=10**5000, other=2.0)  # is no text
+    run.finish()
+    data = statsbridge.load(run.path)
+    assert [event["message"][:12] for event in events(data, "bad_scalar")] == ["x=Tensor is ", "x=int is no "]
+    assert scalars(data.scalars, "other") == {0: 1.0, 1: 2.0}
 
 
 def test_log_keeps_epoch_and_kind(record: Record) -> None:

@@ -128,7 +128,8 @@ def test_drawing_ahead_needs_the_pages_own_origin_and_tells_nothing(site: Served
     own = f"http://127.0.0.1:{site.port}"
     place = json.dumps({"query": f"?run={site.run}", "dark": False, "width": 900})
     assert ask(site.port, "/ahead", method="POST", body=place, Cookie=site.cookie)[0] == 403
-    for body in (place, "{}", "[]", "null", "{", '{"query": 1, "dark": 2, "width": "x"}'):
+    odd = ('{"query": 1, "dark": 2, "width": "x"}', '{"query": "", "dark": 0, "width": Infinity}')
+    for body in (place, "{}", "[]", "null", "{", *odd):
         status, _, text = ask(site.port, "/ahead", method="POST", body=body, Cookie=site.cookie, Origin=own)
         assert (status, text) == (204, "")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from browser_helpers import Traffic, record_traffic
 from comparison_helpers import Perceptron, train
-from log_rows import new_run
+from log_rows import new_run, stats_rows, write_run
 from torch import nn
 
 import statsbridge
@@ -237,6 +237,16 @@ def test_runs_that_do_not_part_are_said_not_to(parted: list[RunData]) -> None:
     html = report_html([parted[0], parted[0]])
     assert "does not part from it between step 0 and step 38" in html
     assert not [row for row in part_of(html, 'id="parted"', 'id="shared-0"') if row]
+
+
+def test_one_module_that_only_one_run_has_is_told_as_one(tmp_path: Path) -> None:
+    runs = [new_run(tmp_path, name) for name in ("small", "large")]
+    for count, run in enumerate(runs, 1):
+        modules = {"step": 0, "module": [f"m{number}" for number in range(count)], "type": "Linear", "call": 0}
+        modules |= {"order": list(range(count)), "depth": list(range(count)), "leaf": True, "parameters": 10}
+        write_run(run, {"modules": modules}, *({"stats": stats_rows(step, count)} for step in range(3)))
+    html = report_html([statsbridge.load(run) for run in runs])
+    assert "; 1 module that only one of the two has is not compared" in html
 
 
 @pytest.mark.parametrize("withheld", [0, 1])

@@ -70,6 +70,24 @@ def test_a_constant_and_nothing_at_all_are_drawn() -> None:
     assert curves(drawn(one_curve(np.full(9, np.nan))), "#0072b2") == []
 
 
+@pytest.mark.parametrize("value", [1e16, -1e20, 1e300])
+def test_a_large_constant_is_drawn_in_the_middle(value: float) -> None:
+    ordinary, large = (curves(drawn(one_curve(np.full(9, one))), "#0072b2")[0] for one in (3.0, value))
+    np.testing.assert_allclose(large, ordinary, atol=0.2)
+
+
+def test_ends_too_far_apart_for_a_float_are_left_to_plotly() -> None:
+    assert sketch(go.Figure(go.Scatter(x=[0, 1], y=[1e308, -1e308])), width=1000, dark=False) is None
+
+
+@pytest.mark.parametrize("letter", ["\x00", "\x1b", "\ud800", "\ufffe"])
+def test_letters_that_xml_has_not_are_replaced(letter: str) -> None:
+    figure = one_curve(np.arange(3.0))
+    figure.data[0].name = f"a{letter}b"
+    assert "a\N{REPLACEMENT CHARACTER}b" in [one.text for one in drawn(figure).iter(f"{SVG}text")]
+    (sketch(figure, width=1000, dark=False) or "").encode()
+
+
 def test_names_are_text() -> None:
     figure = one_curve(np.arange(3.0))
     figure.update_layout(title={"text": f"{escape(MARKUP)}<br>below"})

@@ -171,7 +171,7 @@ class Page:
         from flask import request
 
         place: Any = request.get_json(silent=True)
-        with suppress(TypeError, KeyError, ValueError):  # of no use to who sent something else
+        with suppress(TypeError, KeyError, ValueError, OverflowError):  # of no use to who sent something else
             self.contents(str(place["query"]), dark=bool(place["dark"]), width=int(place["width"]))
         return "", 204
 

@@ -24,6 +24,7 @@ _MOST_NAMES = 24
 _LONGEST_NAME = 26
 _MOST_TICKS = 5
 _PADDING = 0.06
+_NOT_IN_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _DASHES = {"dash": "9,5", "dot": "2,4", "dashdot": "9,4,2,4"}
 
 
@@ -81,6 +82,8 @@ def sketch(figure: go.Figure, *, width: int, dark: bool) -> str | None:
     for name in dict.fromkeys(one.get("yaxis") or "y" for _, _, one in traces):
         own = [numbers for _, numbers, one in traces if (one.get("yaxis") or "y") == name]
         axes[name] = _axis(layout, name, np.concatenate(own), upwards, _PADDING)
+        if not np.isfinite(axes[name].high - axes[name].low):  # too far apart for a float
+            return None
         if not _settings(layout, name).get("overlaying"):
             _frame(root, axes[name], x, layout, name, theme.grid)
     for steps, values, one in traces:
@@ -108,8 +111,11 @@ def _axis(layout: Mapping[str, Any], name: str, values: Floats, ends: tuple[floa
         known = np.log10(values) if logarithmic else values
     finite = known[np.isfinite(known)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    extra = padding * (high - low) or (0.5 if high == low else 0.0)
+    extra = padding * (high - low)
     low, high = own.get("range") or (low - extra, high + extra)
+    if high == low:
+        extra = max(0.5, abs(high) / 1e9)  # beside a large number a half is nothing
+        low, high = low - extra, high + extra
     domain = _settings(layout, own.get("overlaying") or name).get("domain") or (0.0, 1.0)
     first, last = (ends[0] + share * (ends[1] - ends[0]) for share in domain)
     return _Axis((first, last), low, high, logarithmic)
@@ -168,4 +174,4 @@ def _write(root: ElementTree.Element, x: float, y: float, text: str, style: Mapp
 
 def _plain(text: str) -> str:
     """A text of Plotly's in one line: the markup in it is ours, and names in it were escaped."""
-    return html.unescape(re.sub(r"<[^>]*>", " ", text))
+    return _NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", html.unescape(re.sub(r"<[^>]*>", " ", text)))

@@ -176,6 +176,13 @@ def test_a_run_that_cannot_be_judged_says_why(tmp_path: Path) -> None:
         judge(tmp_path / "nothing")
 
 
+def test_judging_does_not_run_what_lies_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LogError, match="no run"):
+        judge(tmp_path / "nothing")
+
+
 def test_only_listed_runs_are_opened_and_nothing_is_read_twice(tmp_path: Path) -> None:
     inside = new_run(tmp_path / "runs", "inside")
     outside = new_run(tmp_path / "other", "outside")

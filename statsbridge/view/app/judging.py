@@ -22,8 +22,9 @@ def judge(run: Path) -> list[Finding]:
 
     Raises LogError where the run cannot be judged, with the reason.
     """
+    # -P: a file of the user's in the folder where the page was started, random.py, is not to be taken for Python's own.
     with subprocess.Popen(
-        [sys.executable, "-m", __name__, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-P", "-m", __name__, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         answer = process.stdout.read()
@@ -37,7 +38,8 @@ def judge(run: Path) -> list[Finding]:
 
 def _answer(run: str) -> None:
     threading.Thread(target=_end_with_asker, daemon=True).start()
-    os.nice(_NICE)
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
     answer: list[Finding] | str
     try:
         answer = diagnose(load(run))

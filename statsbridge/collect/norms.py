@@ -47,7 +47,10 @@ def combine_norms(norms: Sequence[float | torch.Tensor]) -> float | torch.Tensor
 def _host_norm(tensors: Sequence[torch.Tensor]) -> float:
     single = [tensor for tensor in tensors if tensor.dtype == torch.float32]
     other = [tensor for tensor in tensors if tensor.dtype != torch.float32]
-    norms = [math.sqrt(_square(tensor)) for tensor in single]
+    small = [tensor for tensor in single if tensor.numel() < _ROW]
+    norms = [math.sqrt(_square(tensor)) for tensor in single if tensor.numel() >= _ROW]
+    if small:  # one by one each would cost as much as a thousand elements
+        norms.append(math.sqrt(_sum_of_squares(torch.stack(torch._foreach_norm(small, 2)))))
     norms += [torch.linalg.vector_norm(tensor, dtype=torch.float64).item() for tensor in other]
     norm = _hypot(norms)
     if _SAFE[0] < norm < _SAFE[1]:
@@ -64,11 +67,14 @@ def _square(tensor: torch.Tensor) -> float:
     # A long product sums one by one in a few lanes, and loses digits where all elements are alike: short rows do not.
     flat = tensor.contiguous().view(-1)
     whole = flat.numel() // _ROW * _ROW
+    square = _sum_of_squares(torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1))
     rest = flat[whole:]
-    square: float = torch.dot(rest, rest).item()
-    if whole:
-        rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1).double()
-        square += torch.dot(rows, rows).item()
+    return square + (torch.dot(rest, rest).item() if rest.numel() else 0.0)
+
+
+def _sum_of_squares(norms: torch.Tensor) -> float:
+    wide = norms.double()
+    square: float = torch.dot(wide, wide).item()
     return square
 
 

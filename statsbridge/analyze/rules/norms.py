@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,7 +31,7 @@ class GradientNorms:
     """The norms of a run, thinned out evenly as they become many, and what clipping would have done to them."""
 
     def __init__(self) -> None:
-        self._norms: list[tuple[int, float]] = []
+        self._norms, self._steps = array("d"), array("q")
         self._stride, self._passed = 1, 0
 
     def add(self, step: Step) -> None:
@@ -38,9 +39,10 @@ class GradientNorms:
         if norm is None:
             return
         if self._passed % self._stride == 0:
-            self._norms.append((step.step, norm))
+            self._norms.append(norm)
+            self._steps.append(step.step)
             if len(self._norms) > _KEPT:
-                self._norms, self._stride = self._norms[::2], 2 * self._stride
+                self._norms, self._steps, self._stride = self._norms[::2], self._steps[::2], 2 * self._stride
         self._passed += 1
 
     def suggestion(self, onset: int) -> str | None:
@@ -50,8 +52,8 @@ class GradientNorms:
         """
         if not self._norms:
             return None
-        norms = np.array([norm for _, norm in self._norms])
-        before = np.array([norm for step, norm in self._norms if step < onset and math.isfinite(norm)])
+        norms = np.array(self._norms)
+        before = norms[(np.array(self._steps) < onset) & np.isfinite(norms)]
         if len(before) >= 10:
             value, why = float(np.percentile(before, _PERCENTILE)), f"95 % of the {len(before)} norms before lie below"
         else:

@@ -52,7 +52,10 @@ def test_the_demo_learns_and_its_table_shows_what_is_dead(tmp_path: Path) -> Non
     assert set(zeros["value"].to_pylist()) == {1.0}
     alerted = set(zeros["step"].to_pylist()) - set(range(0, 345, 10))
     assert len(zeros) == 35 + len(alerted)
-    assert len(alerted) in (4, 5), "the burst after the alert, one step of which may be sampled anyhow"
+    # Where the machine is slow, what follows from the dead units is found later, and has a burst of its own.
+    bursts = data.events["kind"].to_pylist().count("burst")
+    assert 1 <= bursts <= 3
+    assert 4 * bursts <= len(alerted) <= 5 * bursts, "of the steps of a burst one may be sampled anyhow"
     gradients = data.series(f"blocks.{DEAD_BLOCK}.conv1", "parameter_grad", "l2", tensor="weight")
     assert gradients["value"].to_pylist() == [0.0] * len(zeros)
     assert f"critical at step 0: 100.0% of the units of module {DEAD} are dead" in result.stderr

@@ -8,21 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from zoo_broken_more_helpers import MORE
+from zoo_broken_more_helpers import MORE, nan_in_the_data
 from zoo_healthy_helpers import convolutional, transformer
 from zoo_helpers import Broken, Then, Training, mlp, regression, same_batch, sequences, sgd, supervised, vectors
 
 # ---------------------------------------------------------------------- NaN and infinity
-
-
-def nan_in_the_data() -> Training:
-    def spoiled() -> Iterator[tuple[Tensor, Tensor]]:
-        for number, (inputs, targets) in enumerate(vectors()):
-            if number == 12:
-                inputs[3, 5] = torch.nan
-            yield inputs, targets
-
-    return supervised(mlp(16, 32, 32, 4), spoiled())
 
 
 def overflow_inside() -> Training:

@@ -128,13 +128,18 @@ def test_a_part_of_the_future_is_one_line(tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+def resumed(run: Path, step: int) -> Writer:
+    """A writer of the next attempt, which counts from `step` on."""
+    with next_attempt(run, step, config=None, information={}) as attempt:
+        return Writer(run, attempt=attempt.number)
+
+
 def test_what_is_logged_about_an_earlier_step_takes_nothing_back(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     write_run(run, *(step_rows(step) for step in range(6)))
     follower = Follower(run)
     follower.look()
-    with next_attempt(run, 3, config=None, information={}) as attempt:
-        writer = Writer(run, attempt=attempt.number)
+    writer = resumed(run, 3)
     about_before = {"step": 0, "time": 1.7e9, "name": "val/loss", "value": 2.0}
     assert writer.submit(lambda: {"scalars": scalar_rows(3, loss=13.0)})
     assert writer.submit(lambda: {"scalars": about_before})
@@ -147,8 +152,7 @@ def test_an_attempt_that_has_taken_no_step_yet_takes_back_only_what_it_supersede
     write_run(run, *(step_rows(step) for step in range(6)))
     follower = Follower(run)
     follower.look()
-    with next_attempt(run, 3, config=None, information={}) as attempt:
-        writer = Writer(run, attempt=attempt.number)
+    writer = resumed(run, 3)
     assert writer.submit(lambda: {"scalars": {"step": 5, "time": 1.7e9, "name": "val/loss", "value": 2.0}})
     assert writer.close()
     curves = follower.look().curves
@@ -160,8 +164,7 @@ def test_of_an_attempt_that_nothing_is_known_of_nothing_is_taken_back(tmp_path: 
     write_run(run, *(step_rows(step) for step in range(3)))
     follower = Follower(run)
     follower.look()
-    with next_attempt(run, 3, config=None, information={}) as attempt:
-        writer = Writer(run, attempt=attempt.number)
+    writer = resumed(run, 3)
     (run / "attempts" / "1.json").write_text("{")
     assert writer.submit(lambda: {"scalars": scalar_rows(3, loss=13.0)})
     assert writer.close()
@@ -175,8 +178,7 @@ def test_a_resumed_run_goes_back(tmp_path: Path) -> None:
     write_run(run, *(step_rows(step) for step in range(6)))
     follower = Follower(run)
     assert follower.look().sampled == 6
-    with next_attempt(run, 3, config=None, information={}) as attempt:
-        writer = Writer(run, attempt=attempt.number)
+    writer = resumed(run, 3)
     for step in (3, 4):
         assert writer.submit(lambda step=step: {"scalars": scalar_rows(step, loss=10.0 + step)})  # type: ignore[misc]
     assert writer.close()

@@ -298,12 +298,14 @@ class Collector:
         """An optimizer of the models steps: who has called it?"""
         self._scaler.stepping()
 
-    def before_step(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: bool) -> None:
-        """Measure parameters, and gradients where they are complete."""
-        if self._rows is not None:
-            self._parameters.begin(self._rows, parameters)
-            if gradients:
-                self._parameters.gradients(self._rows, parameters, fused_scale(optimizer))
+    def before_step(
+        self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: bool
+    ) -> Mapping[int, float]:
+        """Measure parameters, and gradients where they are complete: of these, the sums of squares that are known."""
+        if self._rows is None:
+            return {}
+        self._parameters.begin(self._rows, parameters)
+        return self._parameters.gradients(self._rows, parameters, fused_scale(optimizer)) if gradients else {}
 
     def after_step(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: bool) -> None:
         """Measure updates, and gradients that a closure has computed."""

@@ -20,12 +20,15 @@ class StepListener(Protocol):
     """What is done around an optimizer step. Exceptions are caught here, never in the optimizer.
 
     `stepping` comes first, also where a fused optimizer skips its step. `gradients` says whether `.grad` holds what
-    this step uses: before the step, unless a closure computes it.
+    this step uses: before the step, unless a closure computes it. `before_step` returns the sums of squares of those
+    gradients that it knows already, by the id of their parameter.
     """
 
     def tracked(self, parameter: torch.Tensor) -> bool: ...
     def stepping(self) -> None: ...
-    def before_step(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: bool) -> None: ...
+    def before_step(
+        self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: bool
+    ) -> Mapping[int, float]: ...
     def after_step(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: bool) -> None: ...
 
 
@@ -192,9 +195,12 @@ class OptimizerWatch:
             record.skipped = fused_skip(optimizer)
             if record.skipped:
                 return
-            if ready:
-                record.norm = self._norm(optimizer, parameters, fused_scale(optimizer))
-            self._listener.before_step(optimizer, parameters, ready)
+            squares: Mapping[int, float] = {}
+            try:
+                squares = self._listener.before_step(optimizer, parameters, ready)
+            finally:
+                if ready:
+                    record.norm = self._norm(optimizer, parameters, fused_scale(optimizer), squares)
         except Exception as error:
             self._trouble("the hook before an optimizer step", type(optimizer).__name__, error)
 
@@ -214,16 +220,20 @@ class OptimizerWatch:
             record.stepped = True
             late = _closure_computes_gradients(args, kwargs)
             if late:
-                record.norm = self._norm(optimizer, parameters, None)
+                record.norm = self._norm(optimizer, parameters, None, {})
             self._listener.after_step(optimizer, parameters, late)
         except Exception as error:
             self._trouble("the hook after an optimizer step", type(optimizer).__name__, error)
 
     def _norm(
-        self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], scale: torch.Tensor | None
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[torch.Tensor],
+        scale: torch.Tensor | None,
+        squares: Mapping[int, float],
     ) -> Scalar | Part | None:
         try:
-            norm = self._layout.gradient_norm(parameters)
+            norm = self._layout.gradient_norm(parameters, squares)
             return norm if norm is None or scale is None else _unscaled(norm, scale)
         except Exception as error:  # the rows of the step do not need it
             self._trouble("the norm of the gradients", type(optimizer).__name__, error)

@@ -12,7 +12,7 @@ import torch
 
 from .blocks import Source
 from .piece import Raw
-from .sums import Sample, better_guess
+from .sums import Sample, better_guess, first_gain
 
 _SHARE = 262_144  # elements of a block for each thread, about: larger ones leave the caches, smaller ones pay for calls
 _LARGEST = 2**23  # of a block, about: half as many again float32 still counts exactly
@@ -59,8 +59,8 @@ def parallel_pass(
 ) -> Raw:
     """Sums over all blocks, of d = (x − shift) · gain.
 
-    At the first block with a NaN or an infinity it gives up; within the very first block also where `tentative` and
-    that block knows a better shift or gain.
+    At the first block with a NaN or an infinity it gives up. Where `tentative`, the very first block may choose
+    another gain, and gives up within that block where it knows a better shift or gain.
     """
     buffers = _buffers(dtype)
     shift = float(buffers.number(shift))  # what is reported has to be what was subtracted
@@ -76,6 +76,8 @@ def parallel_pass(
             low = high = math.nan
             break
         low, high = min(low, block_low), max(high, block_high)
+        if tentative:
+            gain = first_gain(low, high)
         d = x if shift == 0 else torch.sub(x, shift, out=buffers.shifted[:size])
         d = d if gain == 1 else torch.mul(d, gain, out=buffers.shifted[:size])
         scratch = buffers.scratch[:size]
@@ -93,9 +95,9 @@ def parallel_pass(
         if sample is not None:
             sample.take(d.numpy())
         if block_low < 0 < block_high:
-            magnitudes = torch.abs(x, out=scratch)
+            magnitudes = torch.abs(d, out=scratch) if shift == 0 else torch.abs(x, out=scratch).mul_(gain)
             smallest = magnitudes.amin().item()
-            absolute += (magnitudes if gain == 1 else magnitudes.mul_(gain)).sum().item()
+            absolute += magnitudes.sum().item()
             zeros += _zeros(x, scratch) if smallest == 0 else 0
         else:
             absolute += abs(total + size * shift * gain)

@@ -16,7 +16,7 @@ from .modules import ModuleIndex
 from .parameter_facts import Named, ParameterFacts
 from .rows import Key, Rows
 from .shards import Layout, Part, Scalar, at_rest
-from .statistics import Piece
+from .statistics import Piece, sum_of_squares
 
 #: The copy of the parameters that updates are measured against may take at most this part of free memory.
 _MEMORY_SHARE = 0.5
@@ -107,12 +107,21 @@ class ParameterWatch:
                 if not _moves(parameter):
                     self._before.pop(parameter, None)  # of an earlier window: not from before this step
 
-    def gradients(self, rows: Rows, parameters: Iterable[torch.Tensor], scale: torch.Tensor | None) -> None:
-        """Measure gradients as the optimizer sees them; `scale` divides those that a fused step unscales itself."""
+    def gradients(self, rows: Rows, parameters: Iterable[torch.Tensor], scale: torch.Tensor | None) -> dict[int, float]:
+        """Measure gradients as the optimizer sees them; `scale` divides those that a fused step unscales itself.
+
+        Returns:
+            The sums of squares of large gradients, before they are unscaled, by the id of their parameter.
+        """
+        squares: dict[int, float] = {}
         if "parameter_grad" in self._filters.sites:
             for entry, parameter in self._chosen(parameters):
                 if _moves(parameter):
-                    self._gradient(rows, entry, parameter, scale)
+                    piece = self._gradient(rows, entry, parameter, scale)
+                    square = None if piece is None else sum_of_squares(piece)
+                    if square is not None:
+                        squares[id(parameter)] = square
+        return squares
 
     def updates(self, rows: Rows, parameters: Iterable[torch.Tensor]) -> None:
         """Measure how far the parameters are from where they were before the window's first step."""
@@ -164,7 +173,7 @@ class ParameterWatch:
     def norm(self) -> Scalar | Part | None:
         """Global L2 norm of all parameters that require gradients; of the part of them that lies here."""
         parameters = [parameter for parameter in self._entries if parameter.requires_grad]
-        return self._layout.norm(parameters, parameters)
+        return self._layout.norm(parameters, parameters, {})
 
     @property
     def cover_the_models(self) -> bool:
@@ -191,16 +200,16 @@ class ParameterWatch:
         *,
         minus: torch.Tensor | None = None,
         scale: torch.Tensor | None = None,
-    ) -> bool:
-        """Measure what is held of `tensor`: the parameter, or its gradient or state; False where that fails."""
+    ) -> Piece | None:
+        """Measure what is held of `tensor`: the parameter, or its gradient or state; None where that fails."""
         held = self._layout.held(tensor, parameter)
         piece = Piece("partial", 0) if held.partial else self._measure(key, held.tensor, minus=minus, scale=scale)
         if piece is None:
-            return False
+            return None
         rows.replace(key, piece)
         row = rows.row(key)
         row.share, row.counted = held.share, held.counted
-        return True
+        return piece
 
     def _silence(self, rows: Rows, key: Key, parameter: torch.Tensor, reason: str) -> None:
         """A row without numbers, of as much as the parameter is."""
@@ -213,13 +222,16 @@ class ParameterWatch:
         if not self._filters.sites.isdisjoint(("parameter", "update")):
             self._put(rows, _key(entry, "parameter"), parameter, parameter)
 
-    def _gradient(self, rows: Rows, entry: Named, parameter: torch.Tensor, scale: torch.Tensor | None) -> None:
+    def _gradient(self, rows: Rows, entry: Named, parameter: torch.Tensor, scale: torch.Tensor | None) -> Piece | None:
         key = _key(entry, "parameter_grad")
         if parameter.grad is None:
             if not rows.row(key).measured:
                 self._silence(rows, key, parameter, "no_grad")
-        elif self._put(rows, key, parameter, parameter.grad, scale=scale):
+            return None
+        piece = self._put(rows, key, parameter, parameter.grad, scale=scale)
+        if piece is not None:
             rows.row(key).status = None
+        return piece
 
     def _copy(self, parameters: Sequence[torch.Tensor]) -> None:
         dense = {p: self._layout.held(p, p).tensor.detach() for p in parameters if p.layout == torch.strided}

@@ -8,7 +8,7 @@ import torch
 
 from .blocks import Source
 from .piece import Raw
-from .sums import Block, Sample, better_guess
+from .sums import Block, Sample, better_guess, first_gain
 
 _BLOCK = 65536
 _ROW = 1024
@@ -54,8 +54,8 @@ def serial_pass(
 ) -> Raw:
     """Sums over all blocks.
 
-    At the first block with a NaN or an infinity it gives up, unless `finite_only`; after the very first block also
-    where `tentative` and that block knows a better shift or gain.
+    At the first block with a NaN or an infinity it gives up, unless `finite_only`. Where `tentative`, the very first
+    block may choose another gain, and gives up after that block where it knows a better shift or gain.
     """
     # The shift must be a number of the block's dtype: the one that is reported has to be the one that was subtracted.
     shift = float(space.number(shift))
@@ -76,6 +76,8 @@ def serial_pass(
             low = high = math.nan
             break
         low, high = min(low, block_low), max(high, block_high)
+        if tentative:
+            gain = first_gain(low, high)
         d = _shifted(x, shift, gain, space)
         parts = _powers(d, space)
         if block_low < 0 < block_high:

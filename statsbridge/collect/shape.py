@@ -7,11 +7,13 @@ H = −Σ pᵢ ln(pᵢ / widthᵢ) + (occupied bins − 1) / 2n, the last term b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
+
+from .counting import Codes, count_codes
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -19,9 +21,8 @@ Integers = npt.NDArray[np.int64]
 FEWEST_ELEMENTS = 64
 MOST_BINS = 96
 _REACH = 5.0
-_CHUNK = 1 << 12
-_FAR, _FARTHEST = 1e6, 1e290
 _LARGEST_CORRECTION = 0.1
+_REPRESENTABLE = 1e38  # in float32, the numbers of a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +90,21 @@ class Shapes:
         rows, owner = self._rows, samples.row
         factor = 1 / (samples.gain * rows.unit[owner])
         offset = (samples.shift - rows.origin[owner]) / rows.unit[owner]
-        self._add_moments(samples, factor, offset)
         np.add.at(rows.drawn, owner, samples.drawn)
         lengths = np.array([len(values) for values in samples.values])
         worth = samples.elements / np.maximum(lengths, 1)
-        factor, offset = factor / rows.width[owner], (offset - rows.low[owner]) / rows.width[owner] + 1
-        counter = _Counter(int(lengths.max()))
-        for part in _chunks(lengths):
-            counts = counter.count(
-                samples.values[part], lengths[part], factor[part], offset[part], rows.bins[owner[part]]
-            )
-            np.add.at(self._counts, owner[part], counts * worth[part, None])
+        codes = Codes(
+            samples.values,
+            lengths,
+            factor / rows.width[owner],
+            (offset - rows.low[owner]) / rows.width[owner] + 1,
+            rows.bins[owner] + 1,
+            self._beyond(samples),
+            samples.drawn < samples.elements,
+        )
+        counts, sums = count_codes(codes, MOST_BINS + 2)
+        np.add.at(self._counts, owner, counts * worth[:, None])
+        self._add_moments(samples, factor, offset, sums / np.maximum(lengths, 1))
 
     def shape(self, mean: Floats, std: Floats, kurtosis: Floats, minimum: Floats, maximum: Floats) -> Floats:
         """The shape term in nats, shape `[rows]`, given exact figures of every row; garbage for one without samples."""
@@ -148,18 +153,26 @@ class Shapes:
         rows.origin[owner], rows.unit[owner], rows.low[owner], rows.bins[owner] = mean, std, low, bins
         rows.width[owner] = (high - low) / bins
 
-    def _add_moments(self, samples: Samples, factor: Floats, offset: Floats) -> None:
-        """Moments of z: exact where all elements were drawn, else of those drawn."""
+    def _beyond(self, samples: Samples) -> npt.NDArray[np.bool_]:
+        """Whether values of each sample may lie outside its row's bins, by more than a rounding error."""
+        rows, owner = self._rows, samples.row
+        margin = 0.5 * rows.width[owner]
+        low = (samples.minimum - rows.origin[owner]) / rows.unit[owner] - rows.low[owner]
+        high = (samples.maximum - rows.origin[owner]) / rows.unit[owner] - rows.low[owner]
+        within = (low > -margin) & (high < rows.bins[owner] * rows.width[owner] + margin)
+        largest = np.maximum(np.abs(samples.minimum - samples.shift), np.abs(samples.maximum - samples.shift))
+        representable: npt.NDArray[np.bool_] = largest * samples.gain < _REPRESENTABLE
+        return ~(within & representable)
+
+    def _add_moments(self, samples: Samples, factor: Floats, offset: Floats, drawn: Floats) -> None:
+        """Moments of z: exact where all elements were drawn, else of those drawn: mean and mean square, `drawn`."""
         rows, owner = self._rows, samples.row
         mean = (samples.mean - rows.origin[owner]) / rows.unit[owner]
         square = (samples.std / rows.unit[owner]) ** 2 + mean**2
-        for index in np.flatnonzero(samples.drawn < samples.elements).tolist():
-            values = samples.values[index]
-            drawn_mean = float(np.add.reduce(values)) / max(len(values), 1)
-            drawn_square = float(np.dot(values, values)) / max(len(values), 1)
-            scale = factor[index]
-            mean[index] = scale * drawn_mean + offset[index]
-            square[index] = scale**2 * drawn_square + 2 * scale * drawn_mean * offset[index] + offset[index] ** 2
+        partial = samples.drawn < samples.elements
+        mean = np.where(partial, factor * drawn[0] + offset, mean)
+        of_drawn = factor**2 * drawn[1] + 2 * factor * drawn[0] * offset + offset**2
+        square = np.where(partial, of_drawn, square)
         np.add.at(rows.weight, owner, samples.elements)
         np.add.at(rows.sum1, owner, samples.elements * mean)
         np.add.at(rows.sum2, owner, samples.elements * square)
@@ -177,58 +190,6 @@ class Shapes:
             np.add.at(rows.sum1, owner, elements * z)
             np.add.at(rows.sum2, owner, elements * z**2)
         self._constants.clear()
-
-
-def _chunks(lengths: Integers) -> Iterator[slice]:
-    """Runs of samples that fit the counting buffers together; a long one is a run of its own."""
-    start, total = 0, 0
-    for index, length in enumerate(lengths.tolist()):
-        if total and total + length > _CHUNK:
-            yield slice(start, index)
-            start, total = index, 0
-        total += length
-    yield slice(start, len(lengths))
-
-
-class _Counter:
-    """Counts values into bins, in buffers that are kept: fresh ones would cost more than the counting."""
-
-    def __init__(self, longest: int) -> None:
-        self._code = np.empty(max(longest, _CHUNK), dtype=np.float32)
-        self._index = np.empty(max(longest, _CHUNK), dtype=np.intp)
-
-    def count(
-        self,
-        values: Sequence[npt.NDArray[np.float32]],
-        lengths: Integers,
-        factor: Floats,
-        offset: Floats,
-        bins: Floats,
-    ) -> Floats:
-        """How many of each sample's values fall into each bin, shape `[samples, MOST_BINS + 2]`.
-
-        The bin of a value is its integral part once multiplied and offset; bins 0 and `bins` + 1 are all beyond.
-        """
-        samples, total = len(lengths), int(lengths.sum())
-        code: npt.NDArray[np.floating] = self._code[:total]
-        index = self._index[:total]
-        # Spreads of micro-batches can lie further apart than float32 reaches, where inf - inf would be no bin at all.
-        if max(factor.max(), np.abs(offset).max()) > _FAR:
-            code = np.empty(total)
-            factor, offset = np.minimum(factor, _FARTHEST), np.clip(offset, -_FARTHEST, _FARTHEST)
-
-        def each(numbers: Floats) -> npt.NDArray[np.floating] | np.floating:
-            narrow = numbers.astype(code.dtype)
-            return narrow[0] if samples == 1 else np.repeat(narrow, lengths)
-
-        np.multiply(values[0] if samples == 1 else np.concatenate(values), each(factor), out=code)
-        code += each(offset)
-        np.minimum(np.maximum(code, 0, out=code), each(bins + 1), out=code)  # np.clip takes twice as long
-        np.copyto(index, code, casting="unsafe")
-        if samples > 1:
-            index += np.repeat(np.arange(samples) * (MOST_BINS + 2), lengths)
-        counts = np.bincount(index, minlength=samples * (MOST_BINS + 2))
-        return counts.reshape(samples, MOST_BINS + 2).astype(np.float64)
 
 
 def _regress(share: Floats, surprise: Floats, centres: Floats, variance_of_square: Floats) -> tuple[Floats, Floats]:

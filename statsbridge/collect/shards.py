@@ -6,8 +6,9 @@ operation on it would make this process wait for the others.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -94,26 +95,30 @@ class Layout:
 
     # ------------------------------------------------------------------ norms
 
-    def norm(self, parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Scalar | Part | None:
+    def norm(
+        self, parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], squares: Mapping[int, float]
+    ) -> Scalar | Part | None:
         """Global L2 norm of `tensors`, each of one of the `parameters`, or as much of it as lies here.
 
-        A number in a single process; a Part of the whole where every process holds it all, and of this process's
-        own share where any tensor is cut: of what is counted here. None where it cannot be told.
+        `squares`: the sums of squares of some of them, by the id of the parameter. A number in a single process; a
+        Part of the whole where every process holds it all, and of this process's own share where any tensor is cut:
+        of what is counted here. None where it cannot be told.
         """
         if not self._flat and _dtensor() is None:
-            return self.of_whole(global_norm(tensors))
+            return self.of_whole(_norm(parameters, tensors, squares))
         held = [self.held(tensor, parameter) for parameter, tensor in zip(parameters, tensors, strict=True)]
         if any(one.partial for one in held):
             return None
         if all(one.share in (None, WHOLE) for one in held):
-            return self.of_whole(global_norm([one.tensor for one in held]))
-        return Part(global_norm([one.tensor for one in held if one.counted]), self.own_share())
+            return self.of_whole(_norm(parameters, [one.tensor for one in held], squares))
+        counted = [(parameter, one.tensor) for parameter, one in zip(parameters, held, strict=True) if one.counted]
+        return Part(_norm([one for one, _ in counted], [one for _, one in counted], squares), self.own_share())
 
-    def gradient_norm(self, parameters: Sequence[torch.Tensor]) -> Scalar | Part | None:
-        """The norm of their gradients; None where there is no gradient."""
+    def gradient_norm(self, parameters: Sequence[torch.Tensor], squares: Mapping[int, float]) -> Scalar | Part | None:
+        """The norm of their gradients, some of whose squares may be known; None where there is no gradient."""
         stepped = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
         if stepped:
-            return self.norm([one for one, _ in stepped], [gradient for _, gradient in stepped])
+            return self.norm([one for one, _ in stepped], [gradient for _, gradient in stepped], squares)
         # Where no element of them lies here, FullyShardedDataParallel gives none; elsewhere there may be some.
         nothing = any(parameter.numel() == 0 and parameter in self._flat for parameter in parameters)
         return Part(0.0, self.own_share()) if nothing else None
@@ -140,6 +145,12 @@ class Layout:
         if known is None:
             known = self._placed[key] = _placement(*key)
         return known
+
+
+def _norm(parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], squares: Mapping[int, float]) -> Scalar:
+    known = [math.sqrt(squares[id(one)]) for one in parameters if id(one) in squares]
+    rest = [tensor for one, tensor in zip(parameters, tensors, strict=True) if id(one) not in squares]
+    return combine_norms([global_norm(rest), *known])
 
 
 def is_spread(tensor: object) -> bool:

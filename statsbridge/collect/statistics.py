@@ -15,7 +15,7 @@ from .packing import pack
 from .piece import PLAIN_DTYPES, SMALL, Piece, Wanted
 from .reduce import Reducer
 
-__all__ = ["STATISTICS", "Piece", "Reducer", "Wanted", "measure", "pack", "runs_on_host"]
+__all__ = ["STATISTICS", "Piece", "Reducer", "Wanted", "measure", "pack", "runs_on_host", "sum_of_squares"]
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -59,6 +59,15 @@ def measure(
         return _measure_sparse(tensor, wanted, scale)
     minus = None if minus is None else minus.detach()
     return _measure_strided(tensor, wanted, minus, scale)
+
+
+def sum_of_squares(piece: Piece) -> float | None:
+    """Σx² of a tensor as it was given, before `scale`; None unless its elements are finite, and summed already."""
+    raw = piece.raw
+    if raw is None or raw.nan_count or raw.inf_count:
+        return None
+    about_shift = raw.sum2 / raw.gain**2 + 2 * raw.shift * raw.sum1 / raw.gain
+    return piece.repeat * max(about_shift + raw.elements * raw.shift**2, 0.0)
 
 
 def _without_numbers(tensor: torch.Tensor) -> str | None:

@@ -14,7 +14,8 @@ from .piece import SAMPLE_SIZE, Raw
 Block = npt.NDArray[Any]
 
 # Sums of d⁴ in float32 are good where the spread of d is in here, and its mean not far outside its spread.
-_NARROWEST, _WIDEST, _FARTHEST = 1e-7, 1e7, 1.5
+_NARROWEST, _WIDEST, _FARTHEST = 1e-8, 1e7, 1.5
+_SMALLEST_REACH = 1e-7  # the spread of nearly all tensors lies within a tenth of their largest element
 _LARGEST_EXPONENT = 120
 
 
@@ -39,6 +40,12 @@ class Sample:
         self.array[self.filled : self.filled + len(part)] = part
         self.filled += len(part)
         self.seen += len(block)
+
+
+def first_gain(low: float, high: float) -> float:
+    """A gain for numbers between these that are so small that their own spread is too narrow: 1 for most."""
+    reach = max(-low, high)
+    return 1.0 if reach >= _SMALLEST_REACH or reach == 0 else _power_of_two(reach)
 
 
 def _shift_and_gain(mean: float, std: float) -> tuple[float, float]:

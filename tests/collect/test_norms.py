@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from statsbridge.collect.norms import combine_norms, global_norm
+from statsbridge.collect.statistics import Wanted, measure, sum_of_squares
 
 
 def oracle(tensors: list[torch.Tensor]) -> float:
@@ -68,3 +69,37 @@ def test_elements_that_are_all_alike(value: float) -> None:
     """Rounding then goes one way at every addition: torch's own vector norm is off by 0.8 % at 10 million."""
     tensor = torch.tensor(value).expand(3_000_000)
     assert global_norm([tensor]) == pytest.approx(oracle([tensor]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(100_000),
+        torch.randn(300_000),
+        torch.randn(100_000) * 1e-20,
+        torch.randn(100_000) * 1e12,
+        torch.randn(100_000) * 0.1 + 1e4,
+        -torch.rand(100_000) - 0.5,
+        torch.randn(100_000).double() * 1e80,
+        torch.randn(100_000).bfloat16(),
+        torch.zeros(100_000),
+        torch.full((300_000,), -0.37),
+        torch.randn(100_000)[:, None].expand(-1, 3),
+        torch.randn(300, 301).t(),
+        torch.sparse_coo_tensor(torch.arange(50_000)[None] * 3, torch.randn(50_000), (200_000,), check_invariants=True),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
+)
+def test_squares_of_what_was_measured(tensor: torch.Tensor) -> None:
+    square = sum_of_squares(measure(tensor, Wanted(), scale=torch.tensor(8.0)))
+    assert square is not None
+    assert math.sqrt(square) == pytest.approx(oracle([tensor]), rel=2e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_no_squares_of_what_is_not_finite(bad: float) -> None:
+    tensor = torch.randn(100_000)
+    tensor[7] = bad
+    assert sum_of_squares(measure(tensor, Wanted())) is None
+    assert sum_of_squares(measure(torch.ones(5), Wanted())) is None, "a small one is summed in the background"
+    assert sum_of_squares(measure(torch.ones(5000, dtype=torch.int32), Wanted())) is None

@@ -57,7 +57,7 @@ def test_the_pieces_of_all_ranks_are_the_whole(placements: list[Placement], shar
     def look(mesh: Any) -> tuple[Any, Any, Any]:
         layout = Layout()
         tensor = distribute_tensor(FULL, mesh, placements, src_data_rank=None)
-        return layout.held(tensor, tensor), layout.norm([tensor], [tensor]), layout.counted_here(tensor)
+        return layout.held(tensor, tensor), layout.norm([tensor], [tensor], {}), layout.counted_here(tensor)
 
     found = on_each(look)
     assert {held.share.shards for held, _, _ in found} == {shards}
@@ -82,7 +82,7 @@ def test_sums_that_were_not_made_are_no_numbers() -> None:
     def look(mesh: Any) -> tuple[Any, Any]:
         layout = Layout()
         tensor = DTensor.from_local(FULL, mesh, [Replicate(), Partial()])
-        return layout.norm([tensor], [tensor]), layout.counted_here(tensor)
+        return layout.norm([tensor], [tensor], {}), layout.counted_here(tensor)
 
     assert on_each(look) == [(None, "partial")] * WORLD
 
@@ -94,8 +94,8 @@ def test_norms_of_cut_and_of_whole_tensors_combine() -> None:
     def look(mesh: Any) -> tuple[Any, Any]:
         layout = Layout()
         cut = distribute_tensor(FULL, mesh, [Replicate(), Shard(0)], src_data_rank=None)
-        one = layout.norm([cut, whole], [cut, whole])
-        apart = layout.norm([cut], [cut]), layout.norm([whole], [whole])
+        one = layout.norm([cut, whole], [cut, whole], {})
+        apart = layout.norm([cut], [cut], {}), layout.norm([whole], [whole], {})
         assert apart[1] == Part(5.0, WHOLE)
         return one, layout.combine(apart)
 
@@ -106,9 +106,9 @@ def test_norms_of_cut_and_of_whole_tensors_combine() -> None:
 def test_one_process_has_plain_numbers() -> None:
     layout = Layout()
     assert layout.held(FULL, FULL).share is None
-    assert layout.norm([FULL], [FULL]) == pytest.approx(float(FULL.norm()))
+    assert layout.norm([FULL], [FULL], {}) == pytest.approx(float(FULL.norm()))
     assert layout.combine([3.0, 4.0]) == 5.0
-    assert layout.gradient_norm([torch.nn.Parameter(FULL.clone())]) is None
+    assert layout.gradient_norm([torch.nn.Parameter(FULL.clone())], {}) is None
 
 
 def test_a_scalar_that_is_a_dtensor() -> None:

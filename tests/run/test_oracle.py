@@ -140,6 +140,32 @@ def test_gradients_are_those_the_optimizer_sees(record: Record) -> None:
     check(row(data, module="first", site="parameter_grad", tensor="weight"), clipped)
 
 
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("sites", [None, ["activation"], ["parameter_grad"]])
+def test_the_norm_of_large_gradients_on_every_step(record: Record, every: int, sites: list[str] | None) -> None:
+    """On a sampled step from what was measured, on the others by itself; NaN and Inf are told."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(90, 80), nn.Linear(80, 2000), nn.Linear(2000, 3, bias=False))
+    run = record(model, every=every, **({} if sites is None else {"sites": sites}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    expected = []
+    for number in range(6):
+        optimizer.zero_grad()
+        model(torch.randn(16, 90)).pow(2).mean().backward()
+        if number > 3:
+            gradient = model[1].weight.grad
+            assert gradient is not None
+            gradient[3, 5] = [math.nan, math.inf][number - 4]
+        expected.append(np.linalg.norm(torch.cat([p.grad.ravel() for p in model.parameters()]).double().numpy()))
+        optimizer.step()
+        run.step()
+        with torch.no_grad():  # what is not finite is not to spread
+            model[1].weight.nan_to_num_(nan=0.1, posinf=0.1, neginf=0.1)
+    run.finish()
+    found = scalars(statsbridge.load(run.path).scalars, "grad_norm_applied")
+    assert list(found.values()) == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
 def test_two_backwards_through_one_graph_have_no_numbers(record: Record) -> None:
     model = Small()
     run = record(model)

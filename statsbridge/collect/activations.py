@@ -22,7 +22,7 @@ from .modules import ModuleEntry, ModuleIndex
 from .order import DepthTracer
 from .outputs import ViewWatch, gradient_target, tensors_in
 from .parameters import Measure
-from .rows import BY_HAND, Key, Rows
+from .rows import BY_HAND, Key, Rows, key_of
 from .statistics import Piece
 
 
@@ -203,15 +203,15 @@ class ActivationWatch:
         sources = None if forward.recompute else sources_of(flow, outputs, forward.seen)
         for path, tensor in outputs:
             if forward.recompute:
-                key = Key(entry.index, call, "activation_grad", path)
+                key = key_of(entry.index, call, "activation_grad", path)
                 self._recomputed(key, tensor, flow, [other for _, other in outputs])
                 continue
-            key = Key(entry.index, call, "activation", path)
+            key = key_of(entry.index, call, "activation", path)
             seen = self._activation(forward, key, tensor)
             if sources is not None and seen.piece is not None and seen.piece.samples:
                 forward.small.append(SmallOutput(key, *sources))
             if "activation_grad" in self._filters.sites and tensor.is_floating_point():
-                key = Key(entry.index, call, "activation_grad", path)
+                key = key_of(entry.index, call, "activation_grad", path)
                 forward.records.append((key, None))
                 self._expect(forward, key, tensor, seen, flow, [other for _, other in outputs])
 

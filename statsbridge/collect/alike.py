@@ -121,7 +121,7 @@ class AlikeOutputs:
         if flag is None:
             return
         host = statistics.runs_on_host(flag)
-        differs = rows.keep(Piece(None, 1, values=flag) if host else Piece(None, 1, parts=Parts(values=flag)))
+        differs = rows.keep(Piece(None, 1, values=flag.numpy()) if host else Piece(None, 1, parts=Parts(values=flag)))
         for output in small:
             self._calls[output.key].append((output, None if given.ids.isdisjoint(output.given) else differs))
 

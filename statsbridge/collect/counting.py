@@ -57,8 +57,9 @@ def count_codes(codes: Codes, bins: int) -> tuple[Floats, Floats]:
     long = (codes.lengths >= _LONG) & ~far
     most = max(_TOGETHER, int(codes.lengths.max(initial=0)))
     space = np.empty(most, dtype=np.float32), np.empty(most, dtype=np.intp)
-    for which in _groups(codes.lengths, np.flatnonzero(long), _TOGETHER):
-        counts[which], sums[:, which] = _count_long(codes.take(which), bins, *space)
+    for kind in (long & codes.beyond, long & ~codes.beyond):
+        for which in _groups(codes.lengths, np.flatnonzero(kind), _TOGETHER):
+            counts[which], sums[:, which] = _count_long(codes.take(which), bins, *space)
     for which in _groups(codes.lengths, np.flatnonzero(~long), _CHUNK):
         counts[which], sums[:, which] = _count_short(codes.take(which), bins, bool(far[which].any()))
     return counts, sums

@@ -29,7 +29,7 @@ def compute_dtype(tensor: torch.Tensor, minus: torch.Tensor | None) -> torch.dty
 
 def measure_blocks(
     tensor: torch.Tensor, minus: torch.Tensor | None, wanted: Wanted, scale: float
-) -> tuple[Raw, torch.Tensor | None, npt.NDArray[np.int64] | None]:
+) -> tuple[Raw, npt.NDArray[np.float32] | None, npt.NDArray[np.int64] | None]:
     """Sums, sample and histogram of `tensor − minus`, of at least one element, on the host, without autograd."""
     dtype = compute_dtype(tensor, minus)
     space = workspace(dtype)

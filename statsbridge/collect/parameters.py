@@ -14,7 +14,7 @@ from .filters import Filters
 from .memory import available_bytes
 from .modules import ModuleIndex
 from .parameter_facts import Named, ParameterFacts
-from .rows import Key, Rows
+from .rows import Key, Rows, key_of
 from .shards import Layout, Part, Scalar, at_rest
 from .statistics import Piece, sum_of_squares
 
@@ -272,7 +272,7 @@ class ParameterWatch:
 
 
 def _key(entry: Named, site: str) -> Key:
-    return Key(entry.module.index, 0, site, entry.tensor)
+    return key_of(entry.module.index, 0, site, entry.tensor)
 
 
 def _moves(parameter: torch.Tensor) -> bool:

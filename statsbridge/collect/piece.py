@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,8 @@ class Piece:
         status: why numbers are missing, or None.
         count: elements of the tensor; all that is known where there is a status.
         raw: sums over all elements, or None for a small tensor.
-        values: a small tensor's elements (`raw` is None), or the sample of a large one, as d of `Raw`.
+        values: a small tensor's elements (`raw` is None), or the sample of a large one, as d of `Raw`; of numpy, for
+            thousands of tensors that wait make Python's garbage collector stop training to look at them.
         histogram: counts by bin of a large tensor, if wanted.
         repeat: how often each element behind `raw` and `values` occurs (an expanded tensor is read once).
         implied_zeros: zeros of a sparse tensor that it does not store.
@@ -86,7 +87,7 @@ class Piece:
     status: str | None
     count: int
     raw: Raw | None = None
-    values: torch.Tensor | None = None
+    values: npt.NDArray[Any] | None = None
     histogram: npt.NDArray[np.int64] | None = None
     repeat: int = 1
     implied_zeros: int = 0
@@ -98,8 +99,8 @@ class Piece:
     def nbytes(self) -> int:
         """Memory held until the piece is reduced, on whatever device."""
         parts = self.parts
-        tensors = [self.values]
-        if parts is not None:
-            tensors += [parts.integers, parts.floats, parts.values, parts.histogram, parts.scale]
-        held = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-        return held + (0 if self.histogram is None else self.histogram.nbytes)
+        held = sum(array.nbytes for array in (self.values, self.histogram) if array is not None)
+        if parts is None:
+            return held
+        tensors = (parts.integers, parts.floats, parts.values, parts.histogram, parts.scale)
+        return held + sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -64,12 +64,14 @@ class Reducer:
         self._measured: set[int] = set()
         self._spreads: list[tuple[Integers, Floats]] = []
 
-    def add(self, rows: Sequence[tuple[int, Piece]]) -> None:
+    def add(self, numbers: Sequence[int], pieces: Sequence[Piece]) -> None:
         """Add pieces to rows; several pieces of one row are merged as if they had been one tensor.
 
         Args:
-            rows: row numbers from 0, each with a piece. Waits for the copy of pieces that were measured on a device.
+            numbers: of the rows, from 0.
+            pieces: one for each. Waits for the copy of those that were measured on a device.
         """
+        rows = list(zip(numbers, pieces, strict=True))
         for _, piece in rows:
             if piece.parts is not None:
                 _resolve(piece, piece.parts)
@@ -133,8 +135,8 @@ class Reducer:
     def _add_small(self, rows: Sequence[tuple[int, Piece]]) -> None:
         pieces = [piece for _, piece in rows]
         tensors = [piece.values for piece in pieces if piece.values is not None]
-        lengths = np.array([tensor.numel() for tensor in tensors], dtype=np.int64)
-        values = np.concatenate([_as_numpy(tensor) for tensor in tensors], dtype=np.float64)
+        lengths = np.array([len(tensor) for tensor in tensors], dtype=np.int64)
+        values = np.concatenate(tensors, dtype=np.float64)
         scale = np.array([piece.scale for piece in pieces])
         if (scale != 1).any():
             values = values / np.repeat(scale, lengths)
@@ -235,7 +237,7 @@ def on_host(piece: Piece) -> npt.NDArray[Any] | None:
     """The values that a piece holds, in host memory; None where it has none. Waits for its copy. BACKGROUND THREAD."""
     if piece.parts is not None:
         _resolve(piece, piece.parts)
-    return None if piece.values is None else _as_numpy(piece.values)
+    return piece.values
 
 
 def _owners(rows: Sequence[tuple[int, Piece]]) -> Integers:
@@ -262,24 +264,16 @@ def _repeated(columns: Columns, repeat: Integers) -> Columns:
 
 
 def _sample_of(piece: Piece) -> npt.NDArray[np.float32]:
-    if piece.values is None:
-        return np.zeros(0, dtype=np.float32)
-    values: npt.NDArray[np.float32] = piece.values.numpy()
-    return values
+    return np.zeros(0, dtype=np.float32) if piece.values is None else piece.values
 
 
-def _as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """The values of a small tensor.
+def _resolve(piece: Piece, parts: Parts) -> None:
+    """Turn what came from a device into what the host would have measured.
 
     No operation of torch may be large enough here to use threads: they would be a second team of OpenMP's, more
     threads than there are cores, whereupon those of the training thread stop waiting in a spin for their next task
     and every one of its operations takes up to twice as long.
     """
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def _resolve(piece: Piece, parts: Parts) -> None:
-    """Turn what came from a device into what the host would have measured."""
     if parts.packed is None:
         pack([piece])
     if parts.packed is not None:
@@ -296,4 +290,6 @@ def _resolve(piece: Piece, parts: Parts) -> None:
         if values is not None:
             # A device cannot leave out what is not finite: it has marked it.
             values = values[~torch.isnan(values)].float()
-    piece.values, piece.parts = values, None
+    if values is not None:
+        piece.values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    piece.parts = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,17 +27,34 @@ class Key(NamedTuple):
     tensor: str
 
 
+@lru_cache(maxsize=1 << 16)
+def key_of(module: int, call: int, site: str, tensor: str) -> Key:
+    """The same key as in the window before: new ones are work for Python's garbage collector."""
+    return Key(module, call, site, tensor)
+
+
 @dataclass(slots=True)
 class Row:
-    """One row of `stats` in the making; its pieces (one a micro-batch) merge into one set of numbers."""
+    """One row of `stats` in the making; its pieces (one a micro-batch) merge into one set of numbers.
+
+    Most rows have one, and no list for it: what waits for the background is what Python's garbage collector has to
+    look through.
+    """
 
     number: int
     key: Key
     status: str | None = None
-    pieces: list[Piece] = field(default_factory=list)
+    piece: Piece | None = None
+    further: list[Piece] | None = None  # of the micro-batches after the first
     measured: bool = False
     share: Share | None = None  # which part of a whole the row is of
     counted: bool = True  # whether no other process counts the same elements
+
+    def take(self) -> list[Piece]:
+        """Its pieces, which it holds no longer."""
+        pieces = [] if self.piece is None else [self.piece, *(self.further or ())]
+        self.piece = self.further = None
+        return pieces
 
 
 class Rows:
@@ -61,15 +79,20 @@ class Rows:
     def add(self, key: Key, piece: Piece) -> None:
         """Merge the numbers of one more tensor into a row."""
         row = self.row(key)
-        row.pieces.append(piece)
+        if row.piece is None:
+            row.piece = piece
+        elif row.further is None:
+            row.further = [piece]
+        else:
+            row.further.append(piece)
         row.measured = True
         self._pending += piece.nbytes
 
     def replace(self, key: Key, piece: Piece) -> None:
         """Forget what the row held: only the last optimizer step of a window counts."""
         row = self.row(key)
-        self._pending += piece.nbytes - sum(old.nbytes for old in row.pieces)
-        row.pieces = [piece]
+        self._pending += piece.nbytes - sum(old.nbytes for old in row.take())
+        row.piece = piece
         row.measured = True
 
     def keep(self, piece: Piece) -> Piece:
@@ -91,15 +114,20 @@ class Rows:
 
         Rows of the sites in `keep` stay: they may still be replaced.
         """
-        batch: list[tuple[int, Piece]] = []
+        numbers: list[int] = []
+        pieces: list[Piece] = []
+        kept = 0
         for row in self._rows.values():
-            if row.pieces and row.key.site not in keep:
-                batch.extend((row.number, piece) for piece in row.pieces)
-                row.pieces = []
+            if row.key.site in keep:
+                kept += sum(piece.nbytes for piece in (row.piece, *(row.further or ())) if piece is not None)
+                continue
+            taken = row.take()
+            numbers += [row.number] * len(taken)
+            pieces += taken
         # A container's output is its last child's: one piece can stand in several rows.
-        pack(list({id(piece): piece for piece in (*(piece for _, piece in batch), *self._kept)}.values()))
-        self._pending = sum(piece.nbytes for row in self._rows.values() for piece in row.pieces)
-        return lambda: self._reducer.add(batch)
+        pack(list({id(piece): piece for piece in (*pieces, *self._kept)}.values()))
+        self._pending = kept
+        return lambda: self._reducer.add(numbers, pieces)
 
     def statistics(self) -> Columns:
         """The statistics columns, one entry a row by number. Background thread, after all work handed over."""

@@ -4,6 +4,10 @@ The training thread does only what cannot wait: sums over large tensors, a copy 
 merged and estimated from those is done for all tensors of a step at once, in float64, by the background thread.
 """
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.parameter import is_lazy
 
@@ -12,11 +16,12 @@ from .blocks import fold_expanded
 from .device_kernel import measure_on_device
 from .host_kernel import compute_dtype, measure_blocks
 from .packing import pack
-from .piece import PLAIN_DTYPES, SMALL, Piece, Wanted
+from .piece import SMALL, Piece, Wanted
 from .reduce import Reducer
 
 __all__ = ["STATISTICS", "Piece", "Reducer", "Wanted", "measure", "pack", "runs_on_host", "sum_of_squares"]
 
+_NUMPY_DTYPES = (torch.float32, torch.float64, torch.float16)
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -109,14 +114,15 @@ def _measure_strided(
     return piece
 
 
-def _copy(tensor: torch.Tensor, minus: torch.Tensor | None) -> torch.Tensor:
+def _copy(tensor: torch.Tensor, minus: torch.Tensor | None) -> npt.NDArray[Any]:
     """The elements of `tensor − minus`, in one dimension, in memory of their own."""
     if minus is not None:
         dtype = compute_dtype(tensor, minus)
-        return (tensor.to(dtype) - minus.to(dtype)).reshape(-1)
-    if tensor.dtype not in PLAIN_DTYPES:
-        tensor = tensor.float()
-    return tensor.clone(memory_format=torch.contiguous_format).view(-1)
+        with np.errstate(all="ignore"):  # as in `measure_blocks`
+            elements: npt.NDArray[Any] = np.subtract(tensor.to(dtype).numpy(), minus.to(dtype).numpy())
+        return elements.reshape(-1)
+    elements = (tensor if tensor.dtype in _NUMPY_DTYPES else tensor.float()).numpy()
+    return elements.flatten()
 
 
 def _measure_sparse(tensor: torch.Tensor, wanted: Wanted, scale: torch.Tensor | None) -> Piece:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from .blocks import coprime_stride
 from .piece import SAMPLE_SIZE, Raw
@@ -23,8 +22,7 @@ _LARGEST_EXPONENT = 120
 class Sample:
     """Every `step`-th finite element of what is read, as float32."""
 
-    values: torch.Tensor
-    array: npt.NDArray[np.float32]
+    values: npt.NDArray[np.float32]
     step: int
     seen: int = 0
     filled: int = 0
@@ -32,12 +30,11 @@ class Sample:
     @classmethod
     def of(cls, elements: int) -> "Sample":
         step = coprime_stride(elements, SAMPLE_SIZE)
-        values = torch.empty(-(-elements // step), dtype=torch.float32, device="cpu")
-        return cls(values, values.numpy(), step)
+        return cls(np.empty(-(-elements // step), dtype=np.float32), step)
 
     def take(self, block: Block) -> None:
         part = block[-self.seen % self.step :: self.step]
-        self.array[self.filled : self.filled + len(part)] = part
+        self.values[self.filled : self.filled + len(part)] = part
         self.filled += len(part)
         self.seen += len(block)
 

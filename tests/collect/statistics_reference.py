@@ -21,7 +21,7 @@ def rows_of(*pieces: Piece | list[Piece], wanted: Wanted | None = None) -> dict[
     ]
     pack([piece for _, piece in numbered])
     reducer = Reducer(wanted)
-    reducer.add(numbered)
+    reducer.add([number for number, _ in numbered], [piece for _, piece in numbered])
     return reducer.finish(len(pieces))
 
 

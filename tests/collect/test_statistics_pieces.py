@@ -59,13 +59,15 @@ def test_training_is_left_alone(monkeypatch: pytest.MonkeyPatch, host: bool, siz
     with warnings.catch_warnings(), np.errstate(all="raise"):
         warnings.simplefilter("error")
         piece = measure(output, EVERYTHING, scale=torch.ones(1))
-        measure(torch.cat([output.detach(), torch.tensor([math.nan, math.inf, 3e38, -3e38])]), EVERYTHING)
+        extremes = torch.cat([output.detach(), torch.tensor([math.nan, math.inf, 3e38, -3e38])])
+        measure(extremes, EVERYTHING)
+        measure(extremes, EVERYTHING, minus=extremes.flip(0))
     assert torch.equal(output, before)
     assert output._version == version
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.is_grad_enabled()
     parts = piece.parts
-    held = [piece.values] if parts is None else [parts.values, parts.floats, parts.integers, parts.scale]
+    held = [] if parts is None else [parts.values, parts.floats, parts.integers, parts.scale]
     assert all(tensor is None or (tensor.grad_fn is None and not tensor.requires_grad) for tensor in held)
     output.sum().backward()
     assert torch.equal(leaf.grad, torch.full((size,), 2.0))
@@ -152,10 +154,10 @@ def test_pieces_added_at_different_times_and_rows_never_added(monkeypatch: pytes
     force(monkeypatch, host)
     first, second = torch.randn(700), torch.randn(20_000) + 3
     reducer = Reducer(Wanted())
-    reducer.add([(2, measure(first, Wanted())), (0, measure(torch.arange(5), Wanted()))])
-    pieces = [(2, measure(second, Wanted())), (1, measure(second, Wanted()))]
-    pack([piece for _, piece in pieces])
-    reducer.add(pieces)
+    reducer.add([2, 0], [measure(first, Wanted()), measure(torch.arange(5), Wanted())])
+    pieces = [measure(second, Wanted()), measure(second, Wanted())]
+    pack(pieces)
+    reducer.add([2, 1], pieces)
     rows = reducer.finish(4)
     assert_statistics(
         {name: values[2] for name, values in rows.items() if values is not None}, array_of(torch.cat([first, second]))

@@ -6,7 +6,7 @@ Each operation of numpy takes the interpreter lock, for which the training threa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ class Codes(NamedTuple):
 
     `values[i]`, float32, of `lengths[i]` elements. The bin of a value is the integral part of value · `factor` +
     `offset`, and at least 0 and at most `last`: bins 0 and `last` are all beyond. `beyond`: whether any value may be.
+    `partial`: whether the sums are asked for of a short one.
     """
 
     values: Sequence[npt.NDArray[np.float32]]
@@ -50,7 +51,10 @@ class Codes(NamedTuple):
 
 
 def count_codes(codes: Codes, bins: int) -> tuple[Floats, Floats]:
-    """How many values of each sample fall into each bin, `[samples, bins]`, and their sums, `[2, samples]`."""
+    """How many values of each sample fall into each bin, `[samples, bins]`; sums of values and squares, `[2, samples]`.
+
+    Sums are 0 where they were not asked for.
+    """
     counts, sums = np.zeros((len(codes.lengths), bins)), np.zeros((2, len(codes.lengths)))
     # Spreads of micro-batches can lie further apart than float32 reaches, where inf - inf would be no bin at all.
     far = (codes.factor > _STEEP) | (np.abs(codes.offset) > _FAR)
@@ -77,6 +81,16 @@ def _groups(lengths: Integers, which: Integers, most: int) -> Iterator[Integers]
         yield which[start:]
 
 
+def _keep_within(code: npt.NDArray[Any], last: npt.NDArray[Any], beyond: bool) -> None:
+    """Bring what is beyond the bins into the outermost ones.
+
+    A glance at the smallest and the largest costs a third of that. Not to look would be to trust in what others have
+    computed: one value outside, and the rows of a whole step are lost.
+    """
+    if beyond or not (code.min(initial=0) >= 0 and code.max(initial=0) < last.min(initial=np.inf) + 1):
+        np.minimum(np.maximum(code, 0, out=code), last, out=code)
+
+
 def _count_long(
     codes: Codes, bins: int, numbers: npt.NDArray[np.float32], places: npt.NDArray[np.intp]
 ) -> tuple[Floats, Floats]:
@@ -93,8 +107,7 @@ def _count_long(
     sums = np.stack((np.add.reduce(table, axis=1), np.vecdot(table, table)))
     table *= codes.factor.astype(np.float32)[:, None]
     table += codes.offset.astype(np.float32)[:, None]
-    if codes.beyond.any():
-        np.minimum(np.maximum(table, 0, out=table), codes.last.astype(np.float32)[:, None], out=table)
+    _keep_within(table, codes.last.astype(np.float32)[:, None], bool(codes.beyond.any()))
     np.copyto(index, table, casting="unsafe")
     for sample, length in enumerate(codes.lengths.tolist()):
         index[sample, length:] = bins
@@ -111,8 +124,7 @@ def _count_short(codes: Codes, bins: int, far: bool) -> tuple[Floats, Floats]:
     code = np.concatenate(codes.values).astype(kind, copy=False)
     code *= np.repeat(factor.astype(kind), lengths)
     code += np.repeat(offset.astype(kind), lengths)
-    if codes.beyond.any():
-        np.minimum(np.maximum(code, 0, out=code), np.repeat(codes.last.astype(kind), lengths), out=code)
+    _keep_within(code, np.repeat(codes.last.astype(kind), lengths), bool(codes.beyond.any()))
     index = code.astype(np.intp)
     index += np.repeat(np.arange(samples) * bins, lengths)
     counts = np.bincount(index, minlength=samples * bins).reshape(samples, bins)

@@ -83,3 +83,15 @@ def test_infinities_are_beyond() -> None:
     assert counts[:, 97].tolist() == [3, 3]
     assert counts[:, 0].tolist() == [2, 2]
     assert counts.sum(axis=1).tolist() == [5000, 100]
+
+
+@pytest.mark.parametrize("lengths", [[8192, 8192], [100, 200], [3000, 20]])
+def test_a_value_outside_that_nobody_expected_is_beyond(lengths: list[int]) -> None:
+    """The other rows of the step do not get lost for it."""
+    codes = codes_of(lengths)
+    for values in codes.values:
+        values[:2] = -1e3
+        values[2:5] = 1e3
+    assert not codes.beyond.any()
+    counts, _ = count_codes(codes, BINS)
+    np.testing.assert_array_equal(counts, counted_one_by_one(codes))

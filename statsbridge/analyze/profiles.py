@@ -1,7 +1,8 @@
 """One statistic of one site along the depth of the model, over the steps, and by type of module."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from .choices import unknown_choice
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Places = Mapping[tuple[str, int], tuple[Any, ...]]
 
 #: What tells the rows of one site and step apart.
 IDENTITY = ("module", "call", "tensor")
@@ -80,14 +82,16 @@ def columns_for(*statistics: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("seq", "attempt", "step", *IDENTITY, *PLACE, *_COUNTS, *numbers)))
 
 
-def with_places(rows: pa.Table, modules: pa.Table) -> pa.Table | None:
-    """`rows` with the columns `PLACE` as the last trace has them; None where `modules` lacks one of the calls."""
+def places_of(modules: pa.Table) -> Places:
+    """What the last trace says of each module call: (module, call) → the columns `PLACE`."""
     traced = modules.sort_by([("attempt", "ascending"), ("seq", "ascending")])
     names = ("module", "call", *PLACE)
-    known = {
-        (module, call): place
-        for module, call, *place in zip(*(traced[name].to_pylist() for name in names), strict=True)
-    }
+    found = zip(*(traced[name].to_pylist() for name in names), strict=True)
+    return {(module, call): tuple(place) for module, call, *place in found}
+
+
+def with_places(rows: pa.Table, known: Places) -> pa.Table | None:
+    """`rows` with the columns `PLACE` as `known` has them; None where it lacks one of the calls."""
     calls, number = numbered(rows, ("module", "call"))
     one_of_each = np.zeros(number, np.int64)
     one_of_each[calls] = np.arange(len(calls))

@@ -166,6 +166,10 @@ class RunData(reader.RunData):
     def _matrices(self) -> dict[tuple[str, str, str | tuple[str, ...]], Matrix]:
         return {}
 
+    @cached_property
+    def _places(self) -> profiles.Places:
+        return profiles.places_of(self.modules)
+
     def _make(self, site: str, statistics: Sequence[str], modules: Patterns, steps: Steps) -> list[Matrix]:
         if modules == "*" and steps == (None, None):
             read = (self._rows_for(site, statistics, some, steps) for some in self._in_groups(site))
@@ -190,7 +194,7 @@ class RunData(reader.RunData):
         places = profiles.PLACE if self._large("stats") is not None and steps == (None, None) else ()
         if places:  # of each row the same again and again: the table of the modules has it too
             narrow = replace(wanted, columns=tuple(name for name in wanted.names if name not in places))
-            rows = profiles.with_places(self._merged_rows(narrow, ordered=False), self.modules)
+            rows = profiles.with_places(self._merged_rows(narrow, ordered=False), self._places)
             if rows is not None:
                 return rows
         return self._merged_rows(wanted, ordered=False)

@@ -27,6 +27,7 @@ from .schema import SCHEMAS, SITES, VERSION_KEY
 _TABLE = "stats"
 _PRUNED = 1 << 16  # rows of a part from which it is worth not to read the whole file
 _KNOWN_PARTS = 4096  # whose sites are known; a part never changes
+_KNOWN_FOOTERS = 16  # of large parts: some 10 MB each
 _AT_ONCE = 4  # row groups: what is in memory before it is filtered
 
 Flags = npt.NDArray[np.bool_]
@@ -72,8 +73,8 @@ class Wanted:
 
     def read(self, part: Part) -> pa.Table:
         """The wanted rows of one part. Raises DamagedPart where it cannot be read, SchemaTooNew."""
-        with _opened(part) as file:
-            groups = [number for number in range(file.num_row_groups) if self._may_be_in(file.metadata, number)]
+        with _opened(part) as (file, footer):
+            groups = [number for number in range(file.num_row_groups) if self._may_be_in(footer, number)]
             pieces = [self._read_groups(file, groups[at : at + _AT_ONCE]) for at in range(0, len(groups), _AT_ONCE)]
             return pieces[0] if len(pieces) == 1 else pa.concat_tables([_empty(self.names), *pieces])
 
@@ -129,13 +130,13 @@ class Wanted:
             known = self._known[name, value or ""] = value is not None and matches(value, patterns)
         return known
 
-    def _may_be_in(self, metadata: pq.FileMetaData, group: int) -> bool:
+    def _may_be_in(self, footer: "_Footer", group: int) -> bool:
         for name, patterns in (("module", self.modules), ("site", self.sites)):
-            extremes = None if patterns is None else _extremes(metadata, group, name)
+            extremes = None if patterns is None else footer.extremes(name)[group]
             if patterns is not None and extremes is not None and not _any_in(patterns, *extremes):
                 return False
         first, last = self.steps
-        extremes = None if (first, last) == (None, None) else _extremes(metadata, group, "step")
+        extremes = None if (first, last) == (None, None) else footer.extremes("step")[group]
         if extremes is None:
             return True
         return (first is None or extremes[1] >= first) and (last is None or extremes[0] <= last)
@@ -147,7 +148,7 @@ def groups_of(part: Part, columns: Sequence[str]) -> Iterator[pa.Table]:
     Raises DamagedPart where it cannot be read, SchemaTooNew.
     """
     wanted = Wanted(columns=tuple(columns))
-    with _opened(part) as file:
+    with _opened(part) as (file, _):
         together = max(file.num_row_groups, 1) if is_small(part) else _AT_ONCE
         for at in range(0, file.num_row_groups, together):
             yield wanted._read_groups(file, range(at, min(at + together, file.num_row_groups)))
@@ -156,7 +157,9 @@ def groups_of(part: Part, columns: Sequence[str]) -> Iterator[pa.Table]:
 def modules_of(parts: Iterable[Part], site: str) -> set[str]:
     """The modules of all rows of a site. Raises DamagedPart, SchemaTooNew."""
     wanted = Wanted(sites=(site,), columns=("module",))
-    return {name for part in parts for name in pc.unique(wanted.read(part)["module"].cast(pa.string())).to_pylist()}
+    # Chunk by chunk: each has its own dictionary, and one text a row would take longer than to read them.
+    chunks = (chunk for part in parts for chunk in wanted.read(part)["module"].chunks)
+    return {name for chunk in chunks for name in chunk.unique().to_pylist()}
 
 
 def sites_of(parts: Iterable[Part]) -> set[str]:
@@ -171,9 +174,8 @@ def sites_of(parts: Iterable[Part]) -> set[str]:
 def _sites_in(part: Part) -> frozenset[str]:
     """The sites of one part; a row group that can hold no further one is not read."""
     found: set[str] = set()
-    with _opened(part, whole=False) as file:
-        for group in range(file.num_row_groups):
-            extremes = _extremes(file.metadata, group, "site")
+    with _opened(part, whole=False) as (file, footer):
+        for group, extremes in enumerate(footer.extremes("site")):
             if extremes is None or any(extremes[0] <= site <= extremes[1] for site in set(SITES) - found):
                 found.update(file.read_row_group(group, ["site"], use_threads=False)["site"].unique().to_pylist())
     return frozenset(found)
@@ -187,16 +189,15 @@ def last_step(parts: Iterable[Part], sites: Sequence[str] | None, superseded: Su
     wanted = Wanted(sites=None if sites is None else tuple(sites), columns=("seq", "attempt", "step"))
     places: list[tuple[int, Part, int]] = []
     for part in parts:
-        with _opened(part, whole=False) as file:
-            for group in range(file.num_row_groups):
-                extremes = _extremes(file.metadata, group, "step")
-                if extremes is not None and wanted._may_be_in(file.metadata, group):
+        with _opened(part, whole=False) as (_, footer):
+            for group, extremes in enumerate(footer.extremes("step")):
+                if extremes is not None and wanted._may_be_in(footer, group):
                     places.append((extremes[1], part, group))
     best: int | None = None
     for at_most, part, group in sorted(places, key=lambda place: -place[0]):
         if best is not None and at_most <= best:
             break
-        with _opened(part, whole=False) as file:
+        with _opened(part, whole=False) as (file, _):
             found = pc.max(superseded.drop(wanted._read_groups(file, [group]))["step"]).as_py()
         best = found if best is None else max(best, best if found is None else found)
     return best
@@ -212,19 +213,46 @@ def without_gaps(parts: Sequence[Part]) -> bool:
     return True
 
 
+class _Footer:
+    """What the end of a part's file says of its row groups."""
+
+    def __init__(self, metadata: pq.FileMetaData) -> None:
+        self.metadata = metadata
+        self.version = int((metadata.metadata or {})[VERSION_KEY])
+        self._extremes: dict[str, list[tuple[Any, Any] | None]] = {}
+
+    def extremes(self, name: str) -> list[tuple[Any, Any] | None]:
+        """Lowest and highest value of one column in each row group; None where the file does not say."""
+        if name not in self._extremes:
+            groups = range(self.metadata.num_row_groups)
+            self._extremes[name] = [_extremes(self.metadata, group, name) for group in groups]
+        return self._extremes[name]
+
+
+@lru_cache(maxsize=_KNOWN_FOOTERS)
+def _footer_of(part: Part) -> _Footer:
+    """The footer of a large part: to read it takes longer than to read a series of it."""
+    return _Footer(open_parquet(part.path).metadata)
+
+
 @contextmanager
-def _opened(part: Part, *, whole: bool = True) -> Iterator[pq.ParquetFile]:
+def _opened(part: Part, *, whole: bool = True) -> Iterator[tuple[pq.ParquetFile, _Footer]]:
     """The part's file. A small one is read `whole` and its checksum verified; of others the pages that are read."""
     try:
-        if whole and is_small(part):
+        if not is_small(part):
+            footer = _footer_of(part)
+            file = open_parquet(part.path, metadata=footer.metadata, page_checksum_verification=True)
+        elif whole:
             data = part.path.read_bytes()
             if zlib.crc32(data) != part.checksum:
                 raise DamagedPart(f"{part.name}: it is not what was written: its checksum is not the one in its name")
             file = pq.ParquetFile(pa.BufferReader(data))
+            footer = _Footer(file.metadata)
         else:
             file = open_parquet(part.path, page_checksum_verification=True)
-        refuse_newer(int((file.metadata.metadata or {})[VERSION_KEY]), part.name)
-        yield file
+            footer = _Footer(file.metadata)
+        refuse_newer(footer.version, part.name)
+        yield file, footer
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DamagedPart(f"{part.name}: {error}") from error
 
@@ -242,7 +270,6 @@ def _empty(names: Sequence[str]) -> pa.Table:
 
 
 def _extremes(metadata: pq.FileMetaData, group: int, name: str) -> tuple[Any, Any] | None:
-    """Lowest and highest value of one column of a row group; None where the file does not say."""
     statistics = metadata.row_group(group).column(metadata.schema.names.index(name)).statistics
     if statistics is None or not statistics.has_min_max:
         return None

@@ -21,6 +21,7 @@ from .style import (
     column,
     empty_figure,
     escape,
+    fill,
     is_logarithmic,
     label,
     module_name,
@@ -228,15 +229,18 @@ def _draw_small(
     dots = np.where(curve.isolated, 4, 0)
     steps = found.steps[curve.kept]
     figure.add_scatter(
-        x=column(thin(np.round(cell.across(steps, found.steps), 4))),
-        y=column(thin(np.round(cell.upwards(curve.y), 4))),
-        customdata=column(list(zip(steps.tolist(), thin(curve.y), strict=True))),
         mode="lines+markers" if dots.any() else "lines",
         line={"color": colour, "width": 1.2},
         marker={"size": dots.tolist(), "color": colour} if dots.any() else None,
         name=name,
         showlegend=False,
         hovertemplate=f"{name}<br>step %{{customdata[0]}}: %{{customdata[1]:.6g}}<extra></extra>",
+    )
+    fill(
+        figure,
+        x=column(thin(np.round(cell.across(steps, found.steps), 4))),
+        y=column(thin(np.round(cell.upwards(curve.y), 4))),
+        customdata=column(list(zip(steps.tolist(), thin(curve.y), strict=True))),
     )
     for kind, points in curve.marks.items():
         marked = found.steps[points]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..analyze.smoothing import smooth
 from .downsample import MINUS_INFINITY, NAN, NOT_POSITIVE, PLUS_INFINITY, downsample
-from .style import Flags, colours, column, escape, faded, label, thin
+from .style import Flags, colours, column, escape, faded, fill, label, thin
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -125,8 +125,6 @@ def add_curve(
         **panel.axes,
     }
     figure.add_scatter(
-        x=column(x[curve.kept].tolist()),
-        y=column(thin(curve.y)),
         mode="lines+markers" if dots.any() else "lines",
         marker={"size": 5 if dots.all() else dots.tolist(), "color": line.colour} if dots.any() else None,
         name=escape(line.name),
@@ -134,6 +132,7 @@ def add_curve(
         hovertemplate=f"step %{{x}}<br>{escape(line.name)} %{{y:.6g}}<extra></extra>",
         **drawn,
     )
+    fill(figure, x=column(x[curve.kept].tolist()), y=column(thin(curve.y)))
     for kind, points in curve.marks.items():
         add_marks(figure, panel, kind, x[points].tolist(), line.name)
     if smoothed and line.smoothing is not None:
@@ -156,13 +155,12 @@ def _add_smoothed(
     curve = downsample(x, average, pixels=pixels, logarithmic=panel.logarithmic, missing=np.isnan(average))
     name = escape(line.name) + ("" if line.brief else f", smoothed ({line.smoothing:g})")
     figure.add_scatter(
-        x=column(x[curve.kept].tolist()),
-        y=column(thin(curve.y)),
         mode="lines",
         name=name,
         hovertemplate=f"step %{{x}}<br>{name} %{{y:.6g}}<extra></extra>",
         **{**drawn, "line": {"color": line.colour, "width": 2.2, "dash": line.dash}, "opacity": 1.0},
     )
+    fill(figure, x=column(x[curve.kept].tolist()), y=column(thin(curve.y)))
 
 
 def add_marks(figure: go.Figure, panel: Panel, kind: str, x: Sequence[Any], name: str) -> None:

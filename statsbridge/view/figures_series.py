@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ..analyze.choices import unknown_choice
 from ..analyze.overview import SITE_STATISTICS
-from ..analyze.profiles import check_statistic, columns_for
+from ..analyze.profiles import check_statistic
 from ..errors import ConfigError
 from ..log.schema import SITES
 from .figures_parts import TENSOR_BROKEN, Line, Panel, add_curve, add_events, panel_width, side_legend, stack
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..analyze.run_data import RunData
 
 _AXIS = {"title": {"text": "step"}}
+_COLUMNS = ("step", "site", "type", "call", "tensor", "nan_count", "inf_count")
 
 
 def module_series(
@@ -57,9 +58,9 @@ def module_series(
     """
     if statistic is not None:
         check_statistic(statistic, "update")
-    usual = {site: statistic or SITE_STATISTICS[site][1] for site in SITES}
-    columns = dict.fromkeys(("site", *(name for one in usual.values() for name in columns_for(one))))
-    rows = data.select(modules=glob.escape(module), columns=list(columns)).sort_by("step")
+    usual = {site: statistic or SITE_STATISTICS[site][1] for site in data.sites}
+    numbers = [name for one in usual.values() for name in (("min", "max") if one == "abs_max" else (one,))]
+    rows = data.select(modules=glob.escape(module), columns=list(dict.fromkeys((*_COLUMNS, *numbers)))).sort_by("step")
     wanted = _wanted_sites(rows, module, sites, statistic)
     calls = sorted(set(rows["call"].to_pylist()))
     if call not in calls:

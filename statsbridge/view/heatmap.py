@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .style import Flags, Floats, colours, column, escape, label, new_figure, thin, title_of
+from .style import Flags, Floats, colours, column, escape, fill, label, new_figure, thin, title_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -75,16 +75,16 @@ def heat_map(
     labels = _labels(rows)
     axes = {"x": _edges(starts, last_step), "y": labels}
     figure = new_figure(title_of(site, statistic), dark=dark, height=min(1800, max(320, 170 + 16 * len(labels))))
-    figure.add_heatmap(
-        z=_thinned(shown, logarithmic), **axes, **_colours(shown, statistic, logarithmic, dark), name=statistic
-    )
+    figure.add_heatmap(**axes, **_colours(shown, statistic, logarithmic, dark), name=statistic)
+    fill(figure, z=_thinned(shown, logarithmic))
     black, white = (ZERO, NONFINITE) if dark else (NONFINITE, ZERO)
     for flags, colour, meaning in ((nonfinite, black, "NaN or infinite"), (zero, white, "exactly 0")):
         if flags.any():
             marks = np.where(flags, 1.0, np.nan)
             scale = [[0, colour], [1, colour]]
             hover = f"%{{y}}<br>step %{{x}}<br>{meaning}<extra></extra>"
-            figure.add_heatmap(z=_thinned(marks, True), **axes, colorscale=scale, showscale=False, hovertemplate=hover)
+            figure.add_heatmap(**axes, colorscale=scale, showscale=False, hovertemplate=hover)
+            fill(figure, z=_thinned(marks, True))
             _add_to_legend(figure, colour, meaning)
     if (np.isnan(value) & ~nonfinite).any():
         _add_to_legend(figure, colours(dark).missing, "not measured")

@@ -165,6 +165,13 @@ def column(values: Sequence[Any]) -> npt.NDArray[np.object_]:
     return np.array(values, dtype=object)
 
 
+def fill(figure: go.Figure, **columns: npt.NDArray[np.object_]) -> None:
+    """Give the trace that was added last its long columns: with the rest, Plotly would copy them number by number."""
+    trace = figure.data[-1]
+    for name, values in columns.items():
+        trace[name] = values
+
+
 _POWERS = np.array([float(f"1e{power}") for power in range(301)])
 
 

@@ -165,6 +165,28 @@ def test_select_reads_no_more_than_asked_for(runs: dict[str, Path], monkeypatch:
     assert sum(count for count, columns in read if "site" in columns) == groups / len(SITES)
 
 
+def test_what_a_large_file_says_of_itself_is_read_once(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    as_if_large(monkeypatch)
+    pruning = statsbridge.log.pruning
+    pruning._footer_of.cache_clear()
+    read: list[Path] = []
+    real = pruning.open_parquet
+
+    def noting(path: Path, **options: object) -> pa.parquet.ParquetFile:
+        if "metadata" not in options:
+            read.append(path)
+        return real(path, **options)
+
+    monkeypatch.setattr(pruning, "open_parquet", noting)
+    large = [part.path for part in list_parts(runs["merged"], "stats") if not pruning.is_small(part)]
+    assert large
+    data = statsbridge.load(runs["merged"])
+    for module in ("blocks.10", "blocks.1"):
+        assert data.select(modules=module, columns=["step", "l2"]).num_rows == len(STEPS) * len(SITES)
+    statsbridge.load(runs["merged"]).select(modules="blocks.10", columns=["step", "l2"])
+    assert sorted(read) == sorted(large)
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_what_is_not_there_is_named(run: Path, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if large:

@@ -258,6 +258,7 @@ def test_branches_that_are_open_are_in_the_link_and_back_shuts_them(site: Site) 
     assert branches() == closed
     node(page, "").locator(".tree-arrow").click()  # nothing open is something to say too
     node(page, "stem").wait_for(state="detached")
+    page.wait_for_function("() => new URLSearchParams(location.search).get('open') === ''")
     follow_link(site, page.evaluate("() => location.search").removeprefix("?"))
     node(page, "").wait_for()
     assert branches() == [""]
@@ -307,15 +308,87 @@ def test_the_picture_is_drawn_while_the_button_is_pressed(site: Site) -> None:
     page = go(site, f"run={site.good.name}")
     box = node(page, "block.0").bounding_box()
     assert box is not None
+    before = len(site.traffic.requests)
     page.mouse.move(box["x"] + 30, box["y"] + box["height"] / 2)
-    with page.expect_response("**/ahead") as answered:
+    with page.expect_response("**/contents") as answered:
         page.mouse.down()
-    assert answered.value.status == 204
+    assert answered.value.status == 200
     assert query_of(page) == {"run": site.good.name}  # nothing is shown yet
     page.mouse.up()
     page.wait_for_selector("#module-name")
     asked = answered.value.request.post_data_json["query"].removeprefix("?")
     assert dict(part.split("=") for part in asked.split("&")) == query_of(page)
+    page.wait_for_selector(DRAWN)
+    assert len([url for url in site.traffic.requests[before:] if url.endswith("/contents")]) == 1
+
+
+def test_a_click_on_another_module_redraws_the_same_figure_as_it_is_on_disk(site: Site) -> None:
+    page = go(site, f"run={site.good.name}&tab=module&module=block.0")
+    page.wait_for_selector(DRAWN)
+    page.evaluate("() => { document.querySelector('#content .js-plotly-plot').marked = true; }")
+    axis = "document.querySelector('#content .js-plotly-plot')._fullLayout.xaxis"
+    page.evaluate("() => Plotly.relayout(document.querySelector('#content .js-plotly-plot'), {'xaxis.range': [2, 6]})")
+    go(site, f"run={site.good.name}&tab=module&module=block.0&smoothing=0.5")
+    assert page.evaluate(f"() => {axis}.range") == [2, 6]  # of the same series what was zoomed stays so
+    node(page, "stem").click()
+    page.wait_for_function("() => document.querySelector('#module-name').innerText === 'stem'")
+    page.wait_for_function(THERE)
+    assert "Linear" in page.locator("#module-facts").inner_text()
+    assert page.evaluate(f"() => {axis}.autorange")  # and of others all is shown
+    series = statsbridge.load(site.good).series("stem", "activation", "std")
+    curve = next(one for one in traces(page, "module") if one["name"] == "activation")
+    assert curve["x"] == series["step"].to_pylist()
+    np.testing.assert_allclose(curve["y"], series["value"].to_pylist(), rtol=1e-6)
+    # Plotly changed the figure that was there: a new one takes it several times as long.
+    assert page.evaluate("() => document.querySelector('#content .js-plotly-plot').marked")
+    page.wait_for_function("() => document.querySelector('#at-call').disabled")
+    high = page.evaluate("() => document.querySelector('#content .js-plotly-plot').clientHeight")
+    node(page, "shared").click()  # which is called twice a step, and has no parameters
+    page.wait_for_function("() => !document.querySelector('#at-call').disabled")
+    page.wait_for_function(
+        """high => {
+            const plot = document.querySelector('#content .js-plotly-plot');
+            return plot.marked && plot.clientHeight < high && plot._fullLayout.height === plot.clientHeight;
+        }""",
+        arg=high,
+    )
+
+
+def test_of_two_clicks_the_later_one_counts(site: Site) -> None:
+    page = go(site, f"run={site.good.name}&tab=module&module=block.0")
+    page.wait_for_selector(DRAWN)
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        if "module=stem" in route.request.post_data:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/contents", hold)
+    node(page, "stem").click()
+    page.wait_for_function("() => location.search.includes('module=stem')")
+    node(page, "block.1").click()
+    page.wait_for_function(THERE)
+    assert len(held) > 0
+    with page.expect_response("**/contents"):
+        for one in held:
+            one.continue_()
+    page.wait_for_timeout(300)
+    assert page.locator("#module-name").inner_text() == "block.1"
+    assert page.evaluate(THERE)
+    held.clear()
+    node(page, "stem").click()
+    page.wait_for_function("() => location.search.includes('module=stem')")
+    page.go_back()  # to what is still on the screen
+    page.wait_for_function("() => location.search.includes('module=block.1')")
+    with page.expect_response("**/contents"):
+        for one in held:
+            one.continue_()
+    page.wait_for_timeout(300)
+    page.unroute("**/contents")
+    assert page.locator("#module-name").inner_text() == "block.1"
+    assert page.evaluate(THERE)
 
 
 def test_smoothing_leaves_the_raw_curve(site: Site) -> None:
@@ -376,13 +449,17 @@ def test_names_are_never_markup(site: Site) -> None:
 
 def test_a_click_on_a_picture_opens_the_module(site: Site) -> None:
     page = go(site, f"run={site.good.name}&tab=heat")
-    page.wait_for_selector(DRAWN)
-    box = page.locator("#content .nsewdrag").first.bounding_box()
-    assert box is not None
-    # The rows lie from the input down: the first of them is the stem's.
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 8)
-    page.wait_for_selector("#module-name")
-    assert page.locator("#module-name").inner_text() == "stem"
+    for _ in range(2):  # once back, the same click opens it again
+        page.wait_for_selector(DRAWN)
+        box = page.locator("#content .nsewdrag").first.bounding_box()
+        assert box is not None
+        # The rows lie from the input down: the first of them is the stem's.
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 8)
+        page.wait_for_selector("#module-name")
+        assert page.locator("#module-name").inner_text() == "stem"
+        page.go_back()
+        page.wait_for_function(THERE)
+        assert query_of(page)["tab"] == "heat"
 
 
 PROGRAM = """
@@ -427,6 +504,8 @@ def test_a_run_is_followed_while_it_is_written(site: Site) -> None:
         loss = "document.querySelector('#content .js-plotly-plot').data.find(one => one.name === 'loss')"
         page.wait_for_function(f"() => {loss}")  # a run that has just begun has no step yet
         assert steps()[0] == 0
+        plot = "document.querySelector('#content .js-plotly-plot')"
+        page.evaluate(f"() => Plotly.relayout({plot}, {{'xaxis.range': [0, 3]}})")
         before = len(steps())
         training.stdin.write("\n")
         training.stdin.flush()
@@ -442,6 +521,7 @@ def test_a_run_is_followed_while_it_is_written(site: Site) -> None:
     page.wait_for_function("() => document.querySelector('#badge').innerText.toLowerCase() === 'finished'")
     page.wait_for_function(grown, arg=14)
     assert steps() == list(range(15))
+    assert page.evaluate(f"() => {plot}._fullLayout.xaxis.range") == [0, 3]  # what is zoomed stays so
 
 
 def test_the_page_asked_nobody_else_and_its_console_is_clean(site: Site) -> None:

@@ -43,19 +43,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def draw(site: Served, query: str, **headers: str) -> tuple[int, dict[str, str], str]:
     """Ask for the contents at an address, as the page's script does."""
+    place = json.dumps({"query": query, "dark": False, "width": 900})
+    return ask(site.port, "/contents", method="POST", body=place, **headers)
+
+
+def call_back(site: Served, **headers: str) -> tuple[int, dict[str, str], str]:
+    """Ask for the statistics of two sites, as Dash does."""
     body = {
-        "output": "..content.children...content.data-place...drawn.data..",
-        "outputs": [
-            {"id": "content", "property": "children"},
-            {"id": "content", "property": "data-place"},
-            {"id": "drawn", "property": "data"},
-        ],
+        "output": "..at-statistic.data...at-backward_statistic.data..",
+        "outputs": [{"id": "at-statistic", "property": "data"}, {"id": "at-backward_statistic", "property": "data"}],
         "inputs": [
-            {"id": "place", "property": "data", "value": {"query": query, "dark": False, "width": 900}},
-            {"id": "fresh", "property": "data"},
+            {"id": "at-site", "property": "value", "value": "activation"},
+            {"id": "at-backward_site", "property": "value", "value": "activation_grad"},
         ],
-        "state": [{"id": "drawn", "property": "data"}],
-        "changedPropIds": ["place.data"],
+        "changedPropIds": ["at-site.value"],
     }
     return ask(site.port, CALLBACK, method="POST", body=json.dumps(body), **headers)
 
@@ -114,24 +115,27 @@ def test_the_end_of_a_tunnel_is_served(site: Served, host: str) -> None:
     assert draw(site, "", Cookie=site.cookie, Host=host, Origin=f"http://{host}")[0] == 200
 
 
-def test_a_callback_needs_the_pages_own_origin(site: Served) -> None:
+@pytest.mark.parametrize("asked", [call_back, lambda site, **headers: draw(site, "", **headers)])
+def test_a_request_needs_the_pages_own_origin(site: Served, asked: Any) -> None:
     own = f"http://127.0.0.1:{site.port}"
-    assert draw(site, "", Cookie=site.cookie, Origin=own)[0] == 200
-    assert draw(site, "", Origin=own)[0] == 403
+    assert asked(site, Cookie=site.cookie, Origin=own)[0] == 200
+    assert asked(site, Origin=own)[0] == 403
     for origin in ("http://evil.example", "null", f"http://localhost:{site.port}", f"http://127.0.0.1:{site.port + 1}"):
-        assert draw(site, "", Cookie=site.cookie, Origin=origin)[0] == 403, origin
-    assert draw(site, "", Cookie=site.cookie)[0] == 403
-    assert draw(site, "", Cookie=site.cookie, Origin=own, Sec_Fetch_Site="cross-site")[0] == 403
+        assert asked(site, Cookie=site.cookie, Origin=origin)[0] == 403, origin
+    assert asked(site, Cookie=site.cookie)[0] == 403
+    assert asked(site, Cookie=site.cookie, Origin=own, Sec_Fetch_Site="cross-site")[0] == 403
 
 
-def test_drawing_ahead_needs_the_pages_own_origin_and_tells_nothing(site: Served) -> None:
+def test_what_is_no_place_is_refused_and_what_is_there_is_told_to_nobody_else(site: Served) -> None:
     own = f"http://127.0.0.1:{site.port}"
-    place = json.dumps({"query": f"?run={site.run}", "dark": False, "width": 900})
-    assert ask(site.port, "/ahead", method="POST", body=place, Cookie=site.cookie)[0] == 403
     odd = ('{"query": 1, "dark": 2, "width": "x"}', '{"query": "", "dark": 0, "width": Infinity}')
-    for body in (place, "{}", "[]", "null", "{", *odd):
-        status, _, text = ask(site.port, "/ahead", method="POST", body=body, Cookie=site.cookie, Origin=own)
-        assert (status, text) == (204, "")
+    for body in ("{}", "[]", "null", "{", *odd):
+        status, headers, _ = ask(site.port, "/contents", method="POST", body=body, Cookie=site.cookie, Origin=own)
+        assert status == 400
+        assert headers["content-type"].startswith("text/plain")
+    _, headers, text = draw(site, f"?run={site.run}", Cookie=site.cookie, Origin=own)
+    assert headers["cache-control"] == "no-store"
+    assert json.loads(text)["drawn"]["run"] == site.run
 
 
 def test_the_second_of_two_first_requests_gets_script_and_style_too(

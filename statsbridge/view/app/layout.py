@@ -94,7 +94,7 @@ def layout(token: str) -> Any:
             dcc.Interval(id="tick", interval=POLL_MILLISECONDS),
             dcc.Store(id="fields", data=[control.to_json() for control in CONTROLS]),
             dcc.Store(id="token", data=token),
-            *(dcc.Store(id=name) for name in ("place", "run", "last", "branches", "drawn", "grown", "fresh")),
+            *(dcc.Store(id=name) for name in ("place", "run", "last", "branches", "drawn", "grown", "fresh", "point")),
             # Takes a graph once the first picture was asked for: Plotly is then evaluated while that is worked out.
             html.Div(id="warm", style={"display": "none"}),
             dmc.AppShell(

@@ -164,7 +164,7 @@ def module_heading(module: ModuleFacts) -> Any:
     return dmc.Group(
         [
             dmc.Title(module.path or ROOT, order=4, id="module-name", className="module-name"),
-            dmc.Text(" · ".join(facts), c="dimmed", size="sm"),
+            dmc.Text(" · ".join(facts), id="module-facts", c="dimmed", size="sm"),
         ],
         gap="sm",
         mb=4,

@@ -6,8 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from .wiring import connect
 _KEPT_DRAWINGS = 16
 _KEPT_FACTS = 32
 _NOT_KEPT = {"Cache-Control": "no-store"}
+_LATER = 1.0
+"""Seconds until what a click needs is made ready: the first picture needs the processor first."""
 _PATIENCE = 5.0
 """What took a while to draw is drawn again, while the run goes on, only after so many times that while."""
 
@@ -67,7 +68,7 @@ class Page:
         index = app.interpolate_index
         app.interpolate_index = lambda **parts: index(**parts).replace("<body>", f"<body>{self.first_element()}", 1)
         connect(app, self)
-        self.server.add_url_rule("/ahead", view_func=self.ahead, methods=["POST"])
+        self.server.add_url_rule("/contents", view_func=self.answer, methods=["POST"])
         self.server.add_url_rule(first_picture.PATH, view_func=self.first_image)
         self.guard.scripts = tuple(app.csp_hashes())
         # At its first request Dash looks for the page's own script and style; one that came meanwhile would do without.
@@ -86,6 +87,12 @@ class Page:
         if facts is not None:
             for known in ("modules", "scalars", "sites", "steps"):
                 _unless_refused(partial(getattr, facts, known), None)
+            # The first series of a large run takes twice as long as any other: its files are looked through.
+            time.sleep(_LATER)
+            for module in _unless_refused(lambda: list(facts.modules)[:1], []):
+                self.contents(
+                    State(run=run, tab="module", module=module).address(), dark=False, width=first_picture.WIDTH
+                )
 
     def open(self, run: str) -> tuple[Any, str, Facts]:
         """A run, its version, and its choices, as it is now. Raises LogError where it is none of those listed."""
@@ -135,20 +142,30 @@ class Page:
 
     # The answers to the browser: one for each entry in `wiring.connect`.
 
-    def draw(self, place: dict[str, Any] | None, fresh: str | None, drawn: dict[str, Any] | None) -> Any:
-        """The contents, the place they are of, and their run, version, and when to look for something new."""
-        from dash import no_update
+    def answer(self) -> Any:
+        """The contents of the place that the request in progress asks for, and when to look for something new."""
+        from flask import Response, request
+        from plotly.io.json import to_json_plotly
 
-        # What asked is not what counts: of two requests at once the browser forgets the answer to the first.
-        if place is None or (drawn is not None and drawn["place"] == place and drawn["version"] == fresh):
-            return no_update, no_update, no_update
+        place: Any = request.get_json(silent=True)
+        try:
+            query, dark, width = str(place["query"]), bool(place["dark"]), int(place["width"])
+        except (TypeError, KeyError, ValueError, OverflowError):
+            return "statsbridge: this is no place of the page\n", 400, {"Content-Type": "text/plain; charset=utf-8"}
         began = time.monotonic()
-        run = parse(place["query"])[0].run
-        version = _unless_refused(lambda: self.version(run), None)
-        contents = self.contents(place["query"], dark=bool(place["dark"]), width=int(place["width"]))
+        state = parse(query)[0]
+        version = _unless_refused(lambda: self.version(state.run), None)
+        contents = self.contents(query, dark=dark, width=width)
         now = time.monotonic()
-        told = {"place": place, "run": run, "version": version, "next": now + _PATIENCE * (now - began)}
-        return contents, place["query"], told
+        told = {"run": state.run, "version": version, "next": now + _PATIENCE * (now - began)}
+        found = {"contents": contents, "drawn": told, "calls": self._calls(state)}
+        return Response(to_json_plotly(found), mimetype="application/json")
+
+    def _calls(self, state: State) -> list[str]:
+        """The calls of the module that is chosen, as the control offers them."""
+        facts = _unless_refused(lambda: self.open(state.run)[2] if state.run else None, None)
+        chosen = facts.modules.get(state.module) if facts is not None and state.module is not None else None
+        return [str(call) for call in range(1 if chosen is None else chosen.calls)]
 
     def first_element(self) -> str:
         """What the page that is asked for shows before its scripts run."""
@@ -165,15 +182,6 @@ class Page:
         if first_picture.has_one(parse(query)[0]):
             drawn = first_picture.image(self.contents(query, dark=dark, width=first_picture.WIDTH), dark=dark)
         return ("", 204) if drawn is None else Response(drawn, mimetype="image/svg+xml", headers=_NOT_KEPT)
-
-    def ahead(self) -> tuple[str, int]:
-        """Draw, for the request in progress, what its sender is about to ask for: the press of a button comes first."""
-        from flask import request
-
-        place: Any = request.get_json(silent=True)
-        with suppress(TypeError, KeyError, ValueError, OverflowError):  # of no use to who sent something else
-            self.contents(str(place["query"]), dark=bool(place["dark"]), width=int(place["width"]))
-        return "", 204
 
     def look(self, ticks: int, drawn: dict[str, Any] | None, grown: str | None) -> Any:
         """The version of what is shown, where it is another than that of contents or tree."""
@@ -249,21 +257,10 @@ class Page:
         opened_now = (no_update, no_update) if goes_on else (expanded, tree.expanded)
         return tree.nodes, *opened_now, note if total else "no modules yet", seen
 
-    def calls(self, run: str, selected: Sequence[str], before: list[str] | None) -> Any:
-        """The calls of the module that is chosen, and whether there is nothing to choose."""
+    def open_module(self, clicked: dict[str, Any] | None, place: dict[str, Any] | None) -> Any:
+        """The address of the module that a click on a picture was at."""
         from dash import no_update
 
-        facts = _unless_refused(lambda: self.open(run)[2] if run else None, None)
-        chosen = facts.modules.get(selected[0][1:]) if facts is not None and selected else None
-        count = 1 if chosen is None else chosen.calls
-        calls = [str(call) for call in range(count)]
-        return (no_update, no_update) if calls == before else (calls, count == 1)
-
-    def open_module(self, clicks: Sequence[Any], place: dict[str, Any] | None) -> Any:
-        """The address of the module that a click on a picture was at."""
-        from dash import ctx, no_update
-
-        clicked = ctx.triggered[0]["value"] if ctx.triggered else None
         if not clicked or not clicked.get("points") or place is None:
             return no_update
         state = parse(place["query"])[0]

@@ -51,7 +51,7 @@ def draw(view: View) -> list[Any]:
     return _TABS[view.state.tab](view)
 
 
-def picture(name: str, make: Callable[[], Any]) -> Any:
+def picture(state: State, name: str, make: Callable[[], Any]) -> Any:
     """A figure, or the reason why there is none. `name` tells the figures of a tab apart."""
     from dash import dcc, html
 
@@ -60,8 +60,8 @@ def picture(name: str, make: Callable[[], Any]) -> Any:
     except StatsBridgeError as error:
         return lists.message(str(error), name=f"no-{name}")
     height = int(figure.layout.height or 440)
-    # What is zoomed and hidden stays so while the run goes on.
-    figure.update_layout(uirevision=name)
+    # What is zoomed and hidden stays so while the run goes on, and at another step; another subject begins anew.
+    figure.layout.uirevision = f"{name} {state.at(step=None, smoothing=State().smoothing).address()}"
     return html.Div(
         dcc.Graph(
             id={"kind": "figure", "name": name},
@@ -81,7 +81,7 @@ def _smoothing(state: State) -> float | None:
 def _overview(view: View) -> list[Any]:
     return [
         lists.findings(view.diagnosis, view.state),
-        picture("training", lambda: figures.training(view.data, **view.beside_legend)),
+        picture(view.state, "training", lambda: figures.training(view.data, **view.beside_legend)),
         lists.run_facts(view.data.info),
     ]
 
@@ -98,6 +98,7 @@ def _module(view: View) -> list[Any]:
         lists.module_heading(known),
         *([lists.findings(Diagnosis(tuple(here)), state, of_module=True)] if here else []),
         picture(
+            view.state,
             "module",
             lambda: figures.module_series(
                 view.data,
@@ -116,6 +117,7 @@ def _depth(view: View) -> list[Any]:
     step = view.facts.nearest_step(state.step)
     return [
         picture(
+            view.state,
             "depth",
             lambda: figures.depth_profile(
                 view.data,
@@ -133,6 +135,7 @@ def _heat(view: View) -> list[Any]:
     state = view.state
     return [
         picture(
+            view.state,
             "heat",
             lambda: figures.heat_map(view.data, state.site, state.statistic, modules=state.modules or "*", **view.look),
         )
@@ -142,13 +145,18 @@ def _heat(view: View) -> list[Any]:
 def _types(view: View) -> list[Any]:
     state = view.state
     step = view.facts.nearest_step(state.step)
-    return [picture("types", lambda: figures.types(view.data, state.site, state.statistic, step=step, **view.look))]
+    return [
+        picture(
+            view.state, "types", lambda: figures.types(view.data, state.site, state.statistic, step=step, **view.look)
+        )
+    ]
 
 
 def _grid(view: View) -> list[Any]:
     state = view.state
     return [
         picture(
+            view.state,
             "grid",
             lambda: figures.grid(
                 view.data,
@@ -165,12 +173,12 @@ def _grid(view: View) -> list[Any]:
 def _gradients(view: View) -> list[Any]:
     step = view.facts.nearest_step(view.state.step)
     by = cast(Literal["depth", "type"], view.state.by)
-    return [picture("gradients", lambda: figures.gradient_flow(view.data, step=step, by=by, **view.look))]
+    return [picture(view.state, "gradients", lambda: figures.gradient_flow(view.data, step=step, by=by, **view.look))]
 
 
 def _updates(view: View) -> list[Any]:
     step = view.facts.nearest_step(view.state.step)
-    return [picture("updates", lambda: figures.update_ratio(view.data, step=step, **view.look))]
+    return [picture(view.state, "updates", lambda: figures.update_ratio(view.data, step=step, **view.look))]
 
 
 def _histograms(view: View) -> list[Any]:
@@ -190,7 +198,10 @@ def _histograms(view: View) -> list[Any]:
         kind=cast(Literal["heat", "ridge"], state.kind),
         **view.look,
     )
-    return [picture(f"histogram-{number}", partial(drawn, tensor=tensor)) for number, tensor in enumerate(tensors)]
+    return [
+        picture(view.state, f"histogram-{number}", partial(drawn, tensor=tensor))
+        for number, tensor in enumerate(tensors)
+    ]
 
 
 def _scalars(view: View) -> list[Any]:
@@ -199,6 +210,7 @@ def _scalars(view: View) -> list[Any]:
         return [lists.message("No scalars in this run yet.")]
     return [
         picture(
+            view.state,
             "scalars",
             lambda: figures.scalars(view.data, names, smoothing=_smoothing(view.state), **view.beside_legend),
         )
@@ -216,7 +228,9 @@ def _compare(view: View) -> list[Any]:
     state = view.state
     return [
         picture(
-            "compare", lambda: figures.overlay(runs, state.scalar, smoothing=_smoothing(state), **view.beside_legend)
+            view.state,
+            "compare",
+            lambda: figures.overlay(runs, state.scalar, smoothing=_smoothing(state), **view.beside_legend),
         ),
         lists.compared([run.info for run in runs], _comparisons(runs)),
     ]

@@ -40,10 +40,18 @@ def connect(app: Any, page: Page) -> None:
     def answer(outputs: list[Any], inputs: list[Any], method: Any) -> None:
         app.callback(outputs, inputs, prevent_initial_call=True)(method)
 
-    answer(
-        [Output("content", "children"), Output("content", "data-place"), Output("drawn", "data")],
-        [Input("place", "data"), Input("fresh", "data"), Held("drawn", "data")],
-        page.draw,
+    app.clientside_callback(
+        ClientsideFunction("contents", "draw"),
+        [
+            Output("content", "children"),
+            Output("content", "data-place"),
+            Output("drawn", "data"),
+            Output("at-call", "data"),
+            Output("at-call", "disabled"),
+        ],
+        [Input("place", "data"), Input("fresh", "data")],
+        [Held("drawn", "data"), Held("at-call", "data")],
+        prevent_initial_call=True,
     )
     answer(
         [Output("fresh", "data")],
@@ -89,13 +97,14 @@ def connect(app: Any, page: Page) -> None:
         [*new, Input("at-find", "value"), Input("at-order", "value"), Held("url", "search"), Held("branches", "data")],
         page.tree,
     )
-    answer(
-        [Output("at-call", "data"), Output("at-call", "disabled")],
-        [Input("run", "data"), Input("at-module", "selected"), Held("at-call", "data")],
-        page.calls,
+    app.clientside_callback(
+        ClientsideFunction("contents", "point"),
+        Output("point", "data"),
+        Input({"kind": "figure", "name": ALL}, "clickData"),
+        prevent_initial_call=True,
     )
     answer(
         [Output("url", "search", allow_duplicate=True)],
-        [Input({"kind": "figure", "name": ALL}, "clickData"), Held("place", "data")],
-        lambda clicks, place: [page.open_module(clicks, place)],
+        [Input("point", "data"), Held("place", "data")],
+        lambda point, place: [page.open_module(point, place)],
     )

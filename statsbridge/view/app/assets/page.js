@@ -100,8 +100,7 @@
     const params = new URLSearchParams(shown);
     if (module) choose(params, module.dataset.module);
     else write(params, "tab", "text", tab.id.split("-tab-").pop(), "overview");
-    const headers = { "Content-Type": "application/json" };
-    fetch("/ahead", { method: "POST", headers: headers, body: JSON.stringify(placeOf(params)) });
+    window.statsbridge.askAhead(placeOf(params));
   }, true);
 
   // The server's own picture makes room once the contents are there, with theirs drawn.

@@ -111,7 +111,7 @@ def _blocks(source: Source, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
     if tensor.dim() != 1 or tensor.dtype != buffer.dtype or (minus is not None and minus.dtype != buffer.dtype):
         yield from map(torch.from_numpy, source.read(buffer[:size]))
     elif minus is None:
-        yield from torch.split(tensor, size)
+        yield from torch.split(tensor, size) if tensor.numel() > size else (tensor,)
     else:
         parts = torch.split(tensor, size), torch.split(minus, size)
         for part, less in zip(*parts, strict=True):

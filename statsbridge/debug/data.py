@@ -93,7 +93,7 @@ def check_data(
     Raises:
         ConfigError: what was given cannot be read, or can be read only once; a part asked for is not in a batch.
     """
-    _check(classes, limit)
+    check_numbers(classes, limit)
     check_parts(inputs, "inputs")
     check_parts(targets, "targets")
     given = {
@@ -113,7 +113,8 @@ def check_data(
     return data_result(splits, found)
 
 
-def _check(classes: int | None, limit: int | None) -> None:
+def check_numbers(classes: int | None, limit: int | None) -> None:
+    """Raise ConfigError where `classes` or `limit` is none of the numbers that they may be."""
     for name, value, least in (("classes", classes, 2), ("limit", limit, 1)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             raise ConfigError(f"{name}={value!r} is no whole number of at least {least}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from ..errors import ConfigError
 from .data_drawn import recorded, which
@@ -62,13 +62,19 @@ class Source:
 def source(data: Any, name: str) -> Source:
     """What kind of thing was given. Raises ConfigError where it cannot be read, or be read only once."""
     if isinstance(data, Dataset):
+        if not isinstance(data, IterableDataset) and not hasattr(data, "__len__"):
+            raise ConfigError(
+                f"{name} is a {type(data).__name__} without __len__: it has to say how many samples it has"
+            )
         return Source(data, batched=False, indexed=not isinstance(data, IterableDataset), sequential=None)
     if isinstance(data, DataLoader):
         iterated = isinstance(data.dataset, IterableDataset)
+        # Batches that a sampler of the user's own draws have the order that it gives them, whatever it draws from.
+        usual = data.batch_sampler is None or type(data.batch_sampler) is BatchSampler
         sampler = getattr(data.batch_sampler, "sampler", data.sampler)
         # A loader of the user's own class may give anything: its batches are taken as they come.
         indexed = type(data) is DataLoader and not iterated and data.batch_sampler is not None
-        return Source(data, True, indexed, None if iterated else type(sampler) is SequentialSampler)
+        return Source(data, True, indexed, type(sampler) is SequentialSampler if usual and not iterated else None)
     if isinstance(data, Iterator):
         raise ConfigError(
             f"{name} is a {type(data).__name__}, which can be read only once and would be used up: give the loader "

@@ -8,18 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigError
 from ..wording import counted
-from .batches import Loss, batch_size, call_model, checked_loader, device_of, fresh, is_criterion, without_dropout
+from .batches import (
+    Loss,
+    batch_size,
+    call_model,
+    checked_loader,
+    device_of,
+    fresh,
+    is_criterion,
+    with_gradients,
+    without_dropout,
+)
 from .data_parts import Picker
 from .dead_watch import DeadWatch, Fired
 from .preserving import preserved
 from .progress import progress
-from .result import Number, Result
+from .result import Number, Result, named
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -114,7 +123,7 @@ def find_dead_units(
     batches = checked_loader(loader)
     samples = 0
     also = [loss, loader] if isinstance(loader, DataLoader) else [loss]
-    with preserved(model, also=also), without_dropout(model), torch.no_grad():
+    with preserved(model, also=also), without_dropout(model), with_gradients():
         device = device_of(model)
         watch = DeadWatch(model)
         with watch.watching():
@@ -125,7 +134,7 @@ def find_dead_units(
                 if limit is not None and samples >= limit:
                     break
         layers, unclear = _layers(watch)
-    return _judged(layers, unclear, samples, allowed)
+    return _judged(layers, unclear, watch.scripted, samples, allowed)
 
 
 def _length(batches: Any) -> int | None:
@@ -177,7 +186,9 @@ def _layer(
 # ------------------------------------------------------------------ what it means
 
 
-def _judged(layers: tuple[DeadLayer, ...], unclear: list[str], samples: int, allowed: float) -> DeadUnits:
+def _judged(
+    layers: tuple[DeadLayer, ...], unclear: list[str], scripted: list[str], samples: int, allowed: float
+) -> DeadUnits:
     units = sum(layer.units for layer in layers)
     dead = sum(len(layer.dead) for layer in layers)
     worst = max(layers, key=lambda layer: layer.fraction, default=None)
@@ -193,19 +204,23 @@ def _judged(layers: tuple[DeadLayer, ...], unclear: list[str], samples: int, all
     }
     passed = None if worst is None or not samples else worst.fraction <= allowed
     left_out = f"\nLeft out, since their number of units changes: {', '.join(unclear)}." if unclear else ""
+    if scripted:
+        left_out += f"\nNot looked into, since a scripted module shows nothing of what it calls: {named(scripted)}."
     return DeadUnits(
         name="find_dead_units",
         passed=passed,
         numbers=numbers,
-        explanation=_explanation(layers, samples, allowed) + left_out,
+        explanation=_explanation(layers, samples, allowed, seen_all=not scripted) + left_out,
         table=_table(layers),
         layers=layers,
     )
 
 
-def _explanation(layers: tuple[DeadLayer, ...], samples: int, allowed: float) -> str:
+def _explanation(layers: tuple[DeadLayer, ...], samples: int, allowed: float, *, seen_all: bool) -> str:
     if not samples:
         return "There was no sample in the loader, so this says nothing."
+    if not layers and not seen_all:
+        return "No call of ReLU's kind could be seen."
     if not layers:
         return "The model calls nothing of ReLU's kind, behind which a unit could be dead."
     dead = [layer for layer in layers if layer.dead]

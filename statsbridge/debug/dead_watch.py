@@ -65,12 +65,14 @@ class DeadWatch(TorchFunctionMode):
     """Counts, while it is entered, in how many values each unit behind a ReLU-like call is not zero.
 
     `fired` holds them in the order in which they first ran: each after all that its input comes from.
+    `scripted`: the modules that cannot be looked into.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.fired: dict[Place, Fired] = {}
         self.source_calls: dict[str, int] = {}
+        self.scripted: list[str] = []
         self._index = ModuleIndex(model)
         self._running: list[tuple[str, bool]] = []
         self._calls: dict[tuple[str, str], int] = {}
@@ -86,7 +88,10 @@ class DeadWatch(TorchFunctionMode):
                 stack.callback(EAGER.release)
             for module in self._index.modules():
                 entry = self._index.entry(module)
-                if entry is not None:
+                if isinstance(module, torch.jit.ScriptModule):
+                    # It takes no hook, and calls no function that could be seen.
+                    self.scripted.append("(model)" if entry is None or not entry.name else entry.name)
+                elif entry is not None:
                     before = module.register_forward_pre_hook(self._before(entry.name))
                     after = module.register_forward_hook(self._after(entry.name, entry.type), always_call=True)
                     stack.callback(before.remove)

@@ -27,9 +27,10 @@ class Comparison:
     """A derivative by autograd and by central differences.
 
     `difference`: distance over the larger of the two, at the step size that agrees best; None where no step size
-    could resolve it. `reason`: why it is undecided: `rounding` (smaller than what the loss is rounded to), `kink` (the
-    slopes on both sides differ), `flat` (the loss changes in jumps), `unstable` (another value at each step size),
-    `small` (a stable difference between the two limits), `not finite`.
+    could resolve it, 1 where autograd's is not finite (and wrong for that). `reason`: why it is undecided: `rounding`
+    (smaller than what the loss is rounded to), `kink` (the slopes on both sides differ), `flat` (the loss changes in
+    jumps), `unstable` (another value at each step size), `small` (a stable difference between the two limits), `not
+    finite`.
     """
 
     autograd: float
@@ -66,6 +67,11 @@ def compare(autograd: float, at: Callable[[float], float], middle: float, unit: 
         middle: its value at 0.
         unit: the size of what is varied; step sizes are 1e-7 to 1e-3 of it.
     """
+    if not math.isfinite(autograd) and math.isfinite(middle):
+        # No derivative of anything, and one optimizer step with it spoils the weights: a slope that is steep without
+        # end, as that of sqrt at 0, is no excuse.
+        central = _slope(at, middle, _STEPS[0] * unit).central
+        return Comparison(autograd, central if math.isfinite(central) else None, 1.0, "wrong")
     slopes: dict[float, _Slope] = {}
     for step in _STEPS:
         slope = slopes[step] = _slope(at, middle, step * unit)

@@ -32,8 +32,9 @@ _SMALLEST = 1e-2  # the unit of a parameter that is 0
 class GradientResult(Result):
     """Which gradients are right.
 
-    `table`: one row a check: `parameter`, `kind` (`coordinate` or `direction`), `index`, `autograd`, `numeric`,
-    `difference`, `verdict` and `reason` (see `statsbridge.debug.derivative.Comparison`). `wrong`: the names of the
+    `table`: one row a check: `parameter`, `kind` (`coordinate` or `direction`), `index` (of a complex parameter the
+    last number says the real part, 0, or the imaginary, 1), `autograd`, `numeric`, `difference`, `verdict` and `reason`
+    (see `statsbridge.debug.derivative.Comparison`). `wrong`: the names of the
     parameters whose gradient is wrong, in the order of the model.
     """
 
@@ -113,9 +114,9 @@ def _checks(
     for name, parameter in progress(exact.parameters.items(), _NAME, len(exact.parameters)):
         if parameter.numel() == 0:
             continue
-        values = parameter.detach().clone()
-        gradient = gradients[name] if gradients[name] is not None else torch.zeros_like(values)
-        assert gradient is not None
+        values = _as_real(parameter.detach().clone())
+        found_gradient = gradients[name]
+        gradient = torch.zeros_like(values) if found_gradient is None else _as_real(found_gradient)
         for place in _places(gradient, coordinates, generator):
             # In the order of `reshape`, whatever order the parameter has in memory (channels_last, transposed).
             direction = torch.zeros_like(values, memory_format=torch.contiguous_format)
@@ -134,15 +135,21 @@ def _checks(
             yield _Check(name, "direction", "", found)
 
 
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Of complex numbers the real and imaginary parts, in a last axis: so torch has the gradient of a real loss."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def _places(gradient: torch.Tensor, count: int, generator: torch.Generator) -> list[int]:
     """Random elements, each once; every other one where the gradient is not 0, as far as there are such."""
-    moved = gradient.reshape(-1).nonzero().reshape(-1).tolist()
+    # Kept as a tensor: a list of the elements of a large embedding takes gigabytes.
+    moved = gradient.reshape(-1).nonzero().reshape(-1)
     chosen: list[int] = []
     for number in range(min(count, gradient.numel())):
-        among = [place for place in moved if place not in chosen] if number % 2 == 0 else []
+        among = moved[~torch.isin(moved, moved.new_tensor(chosen))] if number % 2 == 0 else moved[:0]
         size = len(among) or gradient.numel()
         drawn = int(torch.randint(size, (1,), generator=generator))
-        place = among[drawn] if among else drawn
+        place = int(among[drawn]) if len(among) else drawn
         while place in chosen:
             place = (place + 1) % gradient.numel()
         chosen.append(place)
@@ -175,7 +182,7 @@ def _judged(checks: list[_Check], gradients: dict[str, torch.Tensor | None], mid
         passed = False
         explanation = _wrong(wrong, gradients, worst)
     elif not math.isfinite(middle):
-        explanation = f"The loss is {middle}: it has no gradient to check. Look at the data first."
+        explanation = f"The loss is {middle}: it has no gradient to check. Look at the data and the weights first."
     elif all(check.found.autograd == check.found.numeric == 0 for check in checks):
         explanation = (
             "Every gradient is 0 or missing, and the loss does not change either. Does the loss use the model that it "
@@ -197,6 +204,14 @@ def _judged(checks: list[_Check], gradients: dict[str, torch.Tensor | None], mid
 
 def _wrong(wrong: tuple[str, ...], gradients: dict[str, torch.Tensor | None], worst: _Check | None) -> str:
     assert worst is not None
+    broken = [name for name in wrong if (gradient := gradients[name]) is not None and not gradient.isfinite().all()]
+    if broken:
+        others = [name for name in wrong if name not in broken]
+        return (
+            f"The gradient of {named(broken)} is not finite, though the loss is: one step with it spoils the weights. "
+            f"The fault lies between the last of them, {broken[-1]}, and the loss: look for log, sqrt, a norm, a power "
+            "or a division at 0, also in the branch that torch.where does not take."
+        ) + (f" The gradient of {named(others)} is not the derivative of the loss either." if others else "")
     missing = [name for name in wrong if gradients[name] is None]
     said = (
         f"The gradient of {named(wrong)} is not the derivative of the loss: {worst.parameter}"

@@ -15,10 +15,21 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigError
-from .batches import Loss, call_model, checked_loader, device_of, fresh, is_criterion, loss_value, pair, without_dropout
+from .batches import (
+    Loss,
+    call_model,
+    checked_loader,
+    device_of,
+    fresh,
+    is_criterion,
+    loss_value,
+    pair,
+    with_gradients,
+    without_dropout,
+)
 from .preserving import preserved
 from .progress import progress
-from .result import Number, Result
+from .result import Number, Result, named
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -53,8 +64,9 @@ def initial_loss_check(
 ) -> InitialLossResult:
     """Compare the loss of an untrained model with the one that no knowledge gives.
 
-    That is ln C for a cross-entropy of C classes, in nats, averaged over samples. The model is in training mode, its
-    dropout modules in evaluation mode, without gradients.
+    That is ln C for a cross-entropy of C classes, in nats, averaged over samples; for a torch binary cross-entropy with
+    weights (`pos_weight`) what it gives for outputs that all say one half. The model is in training mode, its
+    dropout modules in evaluation mode.
 
     Args:
         model: the model; afterwards it is as it was, to the bit.
@@ -70,11 +82,14 @@ def initial_loss_check(
     _check(model, classes, expected, tolerance)
     batches: Iterable[Any] = checked_loader(batch) if isinstance(batch, DataLoader) else [batch]
     losses: list[float] = []
+    undecided: list[float] = []
     outputs: Any = None
-    with preserved(model, also=[loss, batch]), without_dropout(model), torch.no_grad():
+    with preserved(model, also=[loss, batch]), without_dropout(model), with_gradients():
         device = device_of(model)
         for one in progress(itertools.islice(batches, _MOST_BATCHES), _NAME, None):
-            losses.append(float(loss_value(model, loss, fresh(one, device))))
+            losses.append(float(loss_value(model, loss, fresh(one, device)).detach()))
+            if _is_weighted(loss):
+                undecided.append(_undecided(loss, pair(fresh(one, device))[1]))
             if is_criterion(loss) and len(losses) == 1:
                 outputs = call_model(model, fresh(pair(one)[0], device))
     if not losses:
@@ -83,9 +98,12 @@ def initial_loss_check(
         )
     if classes is None and expected is None:
         classes = classes_of(loss, outputs)
-    if expected is None and classes is not None:
+    if expected is None and undecided and all(map(math.isfinite, undecided)):
+        expected = statistics.fmean(undecided)
+    elif expected is None and classes is not None:
         expected = math.log(classes)
-    return _judged(losses, classes, expected, tolerance, _are_probabilities(loss, outputs))
+    broken = [] if all(map(math.isfinite, losses)) else _broken(model)
+    return _judged(losses, classes, expected, tolerance, _are_probabilities(loss, outputs), broken)
 
 
 def _check(model: object, classes: int | None, expected: float | None, tolerance: float) -> None:
@@ -124,6 +142,30 @@ def _is_cross_entropy(loss: Loss) -> bool:
     )
 
 
+def _is_weighted(loss: Loss) -> bool:
+    """Whether a binary cross-entropy weighs its terms, so that a model that knows nothing has no ln 2."""
+    if not isinstance(loss, (nn.BCEWithLogitsLoss, nn.BCELoss)) or loss.reduction != "mean":
+        return False
+    return loss.weight is not None or getattr(loss, "pos_weight", None) is not None
+
+
+def _undecided(loss: Loss, targets: torch.Tensor) -> float:
+    """A binary cross-entropy of these targets where every output says one half."""
+    return float(loss(torch.full_like(targets, 0.0 if isinstance(loss, nn.BCEWithLogitsLoss) else 0.5), targets))
+
+
+def _broken(model: nn.Module) -> list[str]:
+    """The names of parameters that hold a NaN or an infinity, and of buffers with a NaN: a mask holds infinities."""
+    found = [name for name, one in model.named_parameters() if not bool(_local(one).isfinite().all())]
+    return found + [name for name, one in model.named_buffers() if bool(_local(one).isnan().any())]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a DTensor the shard of this process: to ask about all of it, all processes have to."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
 def _are_probabilities(loss: Loss, outputs: Any) -> bool:
     """Whether a cross-entropy that takes logits is given probabilities: the softmax is applied twice."""
     takes_logits = isinstance(loss, nn.CrossEntropyLoss) or loss is functional.cross_entropy
@@ -134,9 +176,15 @@ def _are_probabilities(loss: Loss, outputs: Any) -> bool:
 
 
 def _judged(
-    losses: list[float], classes: int | None, expected: float | None, tolerance: float, probabilities: bool
+    losses: list[float],
+    classes: int | None,
+    expected: float | None,
+    tolerance: float,
+    probabilities: bool,
+    broken: list[str],
 ) -> InitialLossResult:
-    mean = statistics.fmean(losses)
+    # Of +inf and -inf the library's mean raises.
+    mean = statistics.fmean(losses) if all(map(math.isfinite, losses)) else sum(losses)
     band = None if expected is None else (expected - tolerance * abs(expected), expected + tolerance * abs(expected))
     numbers: dict[str, Number] = {
         "loss": mean,
@@ -146,7 +194,7 @@ def _judged(
         "lowest_batch": min(losses) if all(map(math.isfinite, losses)) else None,
         "highest_batch": max(losses) if all(map(math.isfinite, losses)) else None,
     }
-    passed, explanation = _verdict(mean, band, _named(classes, expected), probabilities)
+    passed, explanation = _verdict(mean, band, _named(classes, expected), probabilities, broken)
     return InitialLossResult(
         name=_NAME,
         passed=passed,
@@ -157,9 +205,11 @@ def _judged(
     )
 
 
-def _verdict(mean: float, band: tuple[float, float] | None, name: str, probabilities: bool) -> tuple[bool | None, str]:
+def _verdict(
+    mean: float, band: tuple[float, float] | None, name: str, probabilities: bool, broken: list[str]
+) -> tuple[bool | None, str]:
     if not math.isfinite(mean):
-        return False, f"The loss is {mean} before the first step. Look for NaN or extreme values in the data."
+        return False, _nonfinite(mean, broken)
     if probabilities:
         return False, (
             "The model puts out probabilities (each row adds up to 1), and the criterion applies the softmax itself: "
@@ -184,7 +234,18 @@ def _verdict(mean: float, band: tuple[float, float] | None, name: str, probabili
     return True, f"The loss at the start is {mean:.4g}, as expected ({name})."
 
 
+def _nonfinite(mean: float, broken: list[str]) -> str:
+    if not broken:
+        return f"The loss is {mean} before the first step. Look for NaN or extreme values in the data."
+    return (
+        f"The loss is {mean} before the first step, and {named(broken)} {'is' if len(broken) == 1 else 'are'} not "
+        "finite: look at the initialisation, or at the checkpoint that was loaded."
+    )
+
+
 def _named(classes: int | None, expected: float | None) -> str:
     if expected is None:
         return ""
+    if classes is not None and expected != math.log(classes):
+        return f"{expected:.4g}, one half for every output, with the weights of the loss"
     return f"{expected:.4g}" if classes is None else f"ln {classes} = {expected:.4g}"

@@ -18,6 +18,7 @@ from .batches import Loss, device_of, fresh, given_batch, loss_value, with_gradi
 from .optimizers import OptimizerChoice, checked_optimizer, held_by, make_optimizer, optimizers_in, trainable
 from .preserving import preserved
 from .progress import progress
+from .ranks import shared
 from .result import Number, Result, named
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _train(
     with without_dropout(model), with_gradients():
         for step in progress(range(steps + 1), label, steps):
             value = loss_value(model, loss, fresh(batch, device))
-            attempt.losses.append(float(value.detach()))
+            attempt.losses.append(shared(float(value.detach()), model))
             attempt.detached = not value.requires_grad
             over = attempt.losses[-1] < threshold or not math.isfinite(attempt.losses[-1])
             if (over and step > 0) or attempt.detached or step == steps:
@@ -138,8 +139,8 @@ def _train(
 
 def _noise(model: nn.Module, loss: Loss, batch: Any) -> float:
     """How far losses with the same weights lie apart: the model's or the loss's own randomness."""
-    with preserved(model, also=[loss, batch]), without_dropout(model), torch.no_grad():
-        losses = [float(loss_value(model, loss, fresh(batch, device_of(model)))) for _ in range(4)]
+    with preserved(model, also=[loss, batch]), without_dropout(model), with_gradients():
+        losses = [float(loss_value(model, loss, fresh(batch, device_of(model))).detach()) for _ in range(4)]
     return max(losses) - min(losses)
 
 
@@ -238,8 +239,8 @@ def _nonfinite_reason(attempt: _Attempt) -> str:
     losses = attempt.losses
     if len(losses) == 1:
         return (
-            f"The loss is {losses[0]} before the first step. Look for NaN in the batch, log(0), a division by zero, "
-            "or values beyond float16."
+            f"The loss is {losses[0]} before the first step. Look for NaN in the batch or the weights, log(0), a "
+            "division by zero, or values beyond float16."
         )
     return (
         f"The loss became {losses[-1]} at step {len(losses) - 1}{_at(attempt)}: the learning rate is too large, or "

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from ..errors import ConfigError, StatsBridgeError
 from ..wording import counted
 from .batches import Loss, checked_loader, first_batch
-from .data import DataResult, check_data, data_result, finding_lines
+from .data import DataResult, check_data, check_numbers, data_result, finding_lines
 from .data_finding import wrapped
 from .data_parts import Part
 from .dead_units import find_dead_units
@@ -25,6 +25,7 @@ from .gradients import gradient_check
 from .initial_loss import initial_loss_check
 from .optimizers import OptimizerChoice
 from .overfit import overfit_one_batch
+from .ranks import shared
 from .rate_range import learning_rate_range_test
 from .result import Number, Result, shown
 
@@ -117,6 +118,7 @@ def preflight(
     checked_loader(loader)
     if not callable(loss):
         raise ConfigError(f"loss is a {type(loss).__name__}: give a callable loss(model, batch), or a criterion")
+    check_numbers(classes, limit)
     expected = {"expected": expected_loss} if expected_loss is not None else {"classes": classes}
 
     def on_a_batch(test: Callable[..., Result], **keywords: Any) -> Result:
@@ -139,8 +141,17 @@ def preflight(
     }  # fmt: skip
     parts: list[Result] = []
     for name in TESTS:
-        parts.append(_attempted(name, tests[name]))
-        if parts[-1].passed is False:
+        part = _attempted(name, tests[name])
+        failed = part.passed is False
+        if shared(float(failed), model) > 0 and not failed:
+            part = Result(
+                name=name,
+                passed=False,
+                numbers=part.numbers,
+                explanation="Here nothing is wrong, but another process failed this test: see what it printed.",
+            )
+        parts.append(part)
+        if part.passed is False:
             break
     return _judged(parts)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -42,15 +44,21 @@ def preserved(model: nn.Module, *optimizers: Optimizer, also: Iterable[Any] = ()
         lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
         if lazy:
             raise ConfigError(f"{lazy[0]} has no shape yet: call the model once with a batch before this test")
+    # One container of all of them, so that what they share is copied once.
+    together = nn.ModuleList(modules)
+    _reshard(together)
     held = [parameter for optimizer in optimizers for parameter in _parameters(optimizer)]
     states = [[list(optimizer.state.values()), optimizer.param_groups] for optimizer in optimizers]
     rest = [other for other in others if not isinstance(other, (nn.Module, DataLoader))]
-    # One container of all of them, so that what they share is copied once.
-    together = nn.ModuleList(modules)
     with ExitStack() as stack:
         stack.enter_context(suspended())
         _keep_generators(stack, others)
-        stack.enter_context(untouched(together, [states, rest]))
+        inner = _containers([*map(_attributes, together.modules()), states])
+        # `untouched` itself looks at what modules hold directly.
+        stack.enter_context(untouched(together, [states, rest, [list(_contents(one)) for one in inner]]))
+        for container in inner:
+            stack.callback(_refill, container, copy.copy(container))
+        stack.callback(_reshard, together)
         stack.enter_context(_requirements([*together.parameters(), *held]))
         for part in together.modules():
             # Those of a ScriptModule are no attributes of its own.
@@ -76,6 +84,49 @@ def generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
     places = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
     found = (getattr(place, "generator", None) for place in places)
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def _reshard(module: nn.Module) -> None:
+    """What `fully_shard` has gathered for a forward pass is given back: its shards are the parameters to keep.
+
+    Shards put into the modules while it takes them for gathered would end the next forward pass with an error.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+_KEPT = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+_DEEPEST = 16
+
+
+def _attributes(module: nn.Module) -> Any:
+    return () if isinstance(module, torch.jit.ScriptModule) else tuple(vars(module).values())
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    """The lists, dicts, sets and deques among these values and inside one another, each once."""
+    found: dict[int, Any] = {}
+    level = list(values)
+    for _ in range(_DEEPEST):
+        once = {id(value): value for value in level if isinstance(value, tuple) or type(value) in _KEPT}
+        level = [value for value in once.values() if id(value) not in found]
+        found |= {id(value): value for value in level if not isinstance(value, tuple)}
+        level = [child for value in level for child in _contents(value)]
+    return list(found.values())
+
+
+def _contents(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    container.extend(content) if isinstance(container, (list, collections.deque)) else container.update(content)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:

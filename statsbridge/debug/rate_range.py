@@ -20,6 +20,7 @@ from .batches import Loss, checked_loader, device_of, fresh, loss_value, with_gr
 from .optimizers import OptimizerChoice, checked_optimizer, make_optimizer, optimizers_in, trainable
 from .preserving import preserved
 from .progress import progress
+from .ranks import shared
 from .rate_curve import RateCurve, Sweep, read_curve
 from .result import Number, Result
 
@@ -121,9 +122,9 @@ def _untrained(model: nn.Module, loss: Loss, loader: Iterable[Any], count: int) 
     """The losses of the model as it is, for the batches of the sweep."""
     device = device_of(model)
     model.train()
-    with torch.no_grad():
+    with with_gradients():  # a loss may take gradients of its own
         batches = progress(itertools.islice(_endless(loader), count), f"{_NAME}, untrained", count)
-        return [float(loss_value(model, loss, fresh(batch, device))) for batch in batches]
+        return [shared(float(loss_value(model, loss, fresh(batch, device)).detach()), model) for batch in batches]
 
 
 def _sweep(
@@ -144,7 +145,7 @@ def _sweep(
         batches = progress(zip(rates, untrained, _endless(loader), strict=False), _NAME, len(rates))
         for rate, before, batch in batches:
             value = loss_value(model, loss, fresh(batch, device))
-            losses.append(float(value.detach()))
+            losses.append(shared(float(value.detach()), model))
             gains.append(losses[-1] - before)
             if not value.requires_grad or _diverged(gains, abs(untrained[0])):
                 break
@@ -250,7 +251,11 @@ def _with_fall(steepest: float | None, lowest: float | None, curve: RateCurve, k
 def _without_fall(rates: list[float], losses: list[float], curve: RateCurve) -> tuple[bool | None, str]:
     """Why no rate is suggested; undecided where the curve could not have shown a fall that is there."""
     if not math.isfinite(losses[0]):
-        return False, f"The loss is {losses[0]} before the first step: no learning rate helps. Look at the data first."
+        return (
+            False,
+            f"The loss is {losses[0]} before the first step: no learning rate helps. Look at the data and the weights "
+            "first.",
+        )
     if len(losses) == 1:
         return False, "The loss has no gradient: it depends on no trainable parameter. overfit_one_batch says more."
     if curve.rises and len(losses) < 20:

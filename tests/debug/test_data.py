@@ -740,3 +740,29 @@ def test_labels_that_are_large_numbers_cost_nothing_and_are_shown_in_full() -> N
     assert finding.value == 10**9 - 1
     assert "no sample of class 1, class 2, class 3, class 4, class 5 and 999,999,994 more" in finding.message
     assert "→ 1000000000" in str(result)
+
+
+class Buckets(torch.utils.data.Sampler[list[int]]):
+    """Batches of indices in random order, as samplers of sequences of like lengths draw them."""
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(64).tolist()
+        return (order[start : start + 8] for start in range(0, 64, 8))
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_batches_drawn_by_a_sampler_of_the_users_own_are_not_called_unshuffled() -> None:
+    data = TensorDataset(torch.randn(64, 4), torch.arange(64) % 3)
+    assert "not_shuffled" in {one.kind for one in check_data(DataLoader(data, batch_size=8)).findings}
+    assert "not_shuffled" not in {one.kind for one in check_data(DataLoader(data, batch_sampler=Buckets())).findings}
+
+
+def test_a_data_set_without_a_length_is_said() -> None:
+    class Endless(Dataset[Any]):
+        def __getitem__(self, index: int) -> Any:
+            return torch.randn(3), 1
+
+    with pytest.raises(ConfigError, match="Endless without __len__"):
+        check_data(Endless())

@@ -400,3 +400,14 @@ def test_a_network_with_seventy_percent_dead_units_learns_again() -> None:
     assert revived > 0.9
     assert found.numbers["dead_fraction"] >= 0.7
     assert at_once.numbers["dead_fraction"] < 0.3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_part_is_said_not_to_be_looked_into() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.ReLU()))
+    whole = find_dead_units(scripted, None, batches(drawn(32, 4)))
+    assert whole.passed is None
+    assert "No call of ReLU's kind could be seen" in whole.explanation
+    part = find_dead_units(nn.Sequential(scripted, nn.Linear(8, 8), nn.ReLU()), None, batches(drawn(32, 4)))
+    assert [layer.module for layer in part.layers] == ["2"]
+    assert "Not looked into, since a scripted module shows nothing of what it calls: 0" in part.explanation

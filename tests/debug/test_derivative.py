@@ -89,3 +89,11 @@ def test_the_unit_scales_the_steps() -> None:
 
     compare(5.0, function, 0.0, 100.0)
     assert sorted({abs(step) for step in seen if step}) == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
+
+
+@pytest.mark.parametrize("autograd", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [math.sin, lambda x: math.sqrt(x) if x >= 0 else math.nan], ids=["smooth", "sqrt"])
+def test_what_is_not_finite_is_the_derivative_of_nothing(autograd: float, at: Callable[[float], float]) -> None:
+    found = compare(autograd, at, at(0.0), 1.0)
+    assert found.verdict == "wrong"
+    assert found.difference == 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from statsbridge import ConfigError
 from statsbridge.debug import GradientResult, gradient_check
+from statsbridge.debug.gradients import _places
 
 BATCH = (torch.randn(6, 8, generator=torch.Generator().manual_seed(3)), torch.arange(6) % 4)
 
@@ -405,3 +407,88 @@ def test_the_figure_shows_each_check_in_the_row_of_its_parameter(planted: str) -
     assert min(by_name["wrong"].x) > 1e-3
     assert max(by_name["right"].x) < 1e-5
     assert np.isfinite(by_name["right"].x).all()
+
+
+def test_a_gradient_that_is_nan_where_the_loss_is_finite_fails() -> None:
+    """The branch that torch.where does not take has a derivative too, and 0 * inf is NaN."""
+
+    class Trap(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+            self.scale = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = torch.where(self.scale > -1, 1 + self.scale, torch.sqrt(self.scale))
+            return self.last(torch.tanh(self.first(x))) * scale
+
+    result = gradient_check(Trap(), nn.CrossEntropyLoss(), BATCH)
+    assert result.passed is False
+    assert result.wrong == ("scale",)
+    assert "The gradient of scale is not finite, though the loss is" in result.explanation
+    assert result.figure() is not None
+
+
+def test_complex_parameters_are_checked_by_their_real_and_imaginary_parts() -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 4, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (torch.fft.rfft(x).to(torch.complex64) @ self.weight).abs()
+
+    torch.manual_seed(0)
+    result = gradient_check(Spectral(), nn.CrossEntropyLoss(), BATCH, coordinates=6)
+    assert result.passed, str(result)
+    assert result.numbers["right"] == 7
+    indices = {str(index).rpartition(", ")[2] for index in result.table["index"] if index}
+    assert indices == {"0", "1"}
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_spectral_norm_is_no_fault_though_its_vectors_have_not_settled(old: bool) -> None:
+    normalise: Any = nn.utils.spectral_norm if old else nn.utils.parametrizations.spectral_norm
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), normalise(nn.Linear(32, 4)))
+    result = gradient_check(model, nn.CrossEntropyLoss(), BATCH)
+    assert result.passed, str(result)
+
+
+def test_a_tensor_kept_of_the_last_forward_pass_does_not_keep_the_model_from_being_copied() -> None:
+    class Keeps(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = super().forward(x)
+            return self.seen
+
+    model = Keeps(8, 4)
+    model(BATCH[0])
+    seen = model.seen
+    assert gradient_check(model, nn.CrossEntropyLoss(), BATCH).passed
+    assert model.seen is seen
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_has_its_gradients() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)))
+    result = gradient_check(model, nn.CrossEntropyLoss(), BATCH)
+    assert result.passed, str(result)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.skipif(torch.cuda.is_initialized(), reason="the seed is no longer kept for later")
+def test_the_seed_that_a_gpu_is_to_begin_with_stays() -> None:
+    torch.manual_seed(1234)
+    before = torch.cuda._lazy_seed_tracker.manual_seed_all_cb
+    gradient_check(nn.Linear(8, 4), nn.CrossEntropyLoss(), BATCH)
+    assert torch.cuda._lazy_seed_tracker.manual_seed_all_cb is before
+
+
+def test_the_elements_of_a_large_gradient_are_chosen_without_a_list_of_them() -> None:
+    gradient = torch.ones(1_000_000)
+    tracemalloc.start()
+    _places(gradient, 4, torch.Generator().manual_seed(0))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1_000_000, "Python's objects; a list of the elements takes 36 MB"

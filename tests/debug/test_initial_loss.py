@@ -154,3 +154,45 @@ def test_the_figure_shows_the_losses_and_the_band() -> None:
     assert list(figure.data[0].y) == pytest.approx([result.numbers["loss"]])
     bands = [(shape.y0, shape.y1) for shape in figure.layout.shapes if shape.type == "rect"]
     assert bands == [pytest.approx((0.9 * math.log(4), 1.1 * math.log(4)))]
+
+
+@pytest.mark.parametrize("criterion", ["pos_weight", "weight", "BCELoss"])
+@pytest.mark.parametrize("classes", [None, 2])
+def test_a_weighted_binary_criterion_expects_what_its_weights_make_of_ln_2(criterion: str, classes: int | None) -> None:
+    weight = torch.tensor([10.0])
+    loss: nn.Module = {
+        "pos_weight": nn.BCEWithLogitsLoss(pos_weight=weight),
+        "weight": nn.BCEWithLogitsLoss(weight=weight),
+        "BCELoss": nn.BCELoss(weight=weight),
+    }[criterion]
+    model = nn.Sequential(nn.Linear(8, 1), *([nn.Sigmoid()] if criterion == "BCELoss" else []))
+    nn.init.normal_(model[0].weight, std=0.01)  # type: ignore[arg-type]
+    nn.init.zeros_(model[0].bias)  # type: ignore[arg-type]
+    inputs, labels = batch(4)
+    result = initial_loss_check(model, loss, (inputs, (labels == 0).float()[:, None]), classes=classes)
+    # A quarter of the targets are 1: weighed alone they make (10 + 3) / 4 of it, all of them ten times as much.
+    expected = math.log(2) * (13 / 4 if criterion == "pos_weight" else 10)
+    assert result.numbers["expected"] == pytest.approx(expected, rel=1e-6)
+    assert result.passed, str(result)
+    assert "ln 2" not in result.explanation
+
+
+def test_losses_of_both_infinities_are_said() -> None:
+    loader = DataLoader([math.inf, -math.inf])  # type: ignore[arg-type]
+    result = initial_loss_check(nn.Linear(1, 1), lambda model, batch: batch.sum(), loader, expected=1.0)
+    assert result.passed is False
+    assert "The loss is nan before the first step" in result.explanation
+
+
+def test_weights_that_are_not_finite_are_named_and_the_data_are_not_blamed() -> None:
+    model = classifier(4)
+    with torch.no_grad():
+        model[3].weight[1, 2] = math.nan  # type: ignore[index]
+    result = initial_loss_check(model, nn.CrossEntropyLoss(), batch(4))
+    assert result.passed is False
+    assert "3.weight is not finite" in result.explanation
+    assert "data" not in result.explanation
+    masked = classifier(4)
+    masked.register_buffer("mask", torch.full((3,), -math.inf))  # is meant
+    inputs, targets = batch(4)
+    assert "in the data" in initial_loss_check(masked, nn.CrossEntropyLoss(), (inputs * math.nan, targets)).explanation

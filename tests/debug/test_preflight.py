@@ -233,3 +233,9 @@ def test_what_cannot_be_told_is_no_failure() -> None:
 def test_wrong_arguments_are_said(arguments: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         preflight(*arguments)
+
+
+def test_a_limit_in_text_is_said() -> None:
+    limit: Any = "500"
+    with pytest.raises(ConfigError, match="limit='500' is no whole number"):
+        preflight(nn.Linear(4, 3), CRITERION, data(), limit=limit)

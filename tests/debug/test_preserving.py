@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from statsbridge import ConfigError
 from statsbridge.debug import (
+    find_dead_units,
     gradient_check,
     initial_loss_check,
     learning_rate_range_test,
@@ -226,3 +227,80 @@ def test_it_works_where_gradients_are_off(test: str) -> None:
     expected = TESTS[test](model, nn.CrossEntropyLoss(), loader, optimizer)
     with torch.no_grad():
         assert TESTS[test](model, nn.CrossEntropyLoss(), loader, optimizer).numbers == expected.numbers
+
+
+def of_a_gradient(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A loss that takes a gradient of its own, as gradient penalties and physics-informed networks do."""
+    inputs = batch[0].requires_grad_()
+    (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+    return slope.square().mean() + model(inputs).square().mean() + torch.rand(()) / 1000
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        lambda model, batch: initial_loss_check(model, of_a_gradient, batch, expected=1.0),
+        lambda model, batch: gradient_check(model, of_a_gradient, batch),
+        lambda model, batch: overfit_one_batch(model, of_a_gradient, batch, threshold=-1, steps=3),
+        lambda model, batch: learning_rate_range_test(model, of_a_gradient, [batch], steps=20),
+        lambda model, batch: find_dead_units(model, of_a_gradient, [batch]),
+    ],
+    ids=["initial loss", "gradient", "overfit", "learning rate", "dead units"],
+)
+def test_a_loss_may_take_gradients_of_its_own(test: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1), nn.ReLU())
+    before = {name: bits(tensor) for name, tensor in model.named_parameters()}
+    test(model, (torch.randn(6, 4), torch.zeros(6)))
+    assert {name: bits(tensor) for name, tensor in model.named_parameters()} == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Remembering(nn.Module):
+    """Keeps tensors and numbers in containers of containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        self.memory = [torch.zeros(2)]
+        self.by_name = {"hidden": (torch.zeros(2), [1]), "deeper": {"seen": {1}}}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: Any = self.by_name["hidden"]
+        deeper: Any = self.by_name["deeper"]
+        self.memory[0].add_(1)
+        hidden[0].add_(1)
+        hidden[1].append(2)
+        deeper["seen"].add(3)
+        return self.layer(x)
+
+
+def test_what_lies_deeper_in_lists_and_dicts_is_put_back() -> None:
+    model = Remembering()
+    memory = model.memory[0]
+    initial_loss_check(model, nn.CrossEntropyLoss(), (torch.randn(4, 8), torch.tensor([0, 1, 2, 0])))
+    hidden, deeper = model.by_name["hidden"], model.by_name["deeper"]
+    assert model.memory[0] is memory
+    assert memory.tolist() == [0, 0]
+    assert hidden[0].tolist() == [0, 0]  # type: ignore[index]
+    assert (hidden[1], deeper) == ([1], {"seen": {1}})  # type: ignore[index]
+
+
+def test_the_lists_in_the_state_of_an_optimizer_are_put_back() -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(4, 1), torch.randn(8, 4)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(inputs) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    (state,) = optimizer.state.values()
+    before = [bits(tensor) for tensor in state["old_dirs"]]
+    with preserved(model, optimizer):
+        optimizer.step(closure)
+        assert len(state["old_dirs"]) > len(before)
+    assert [bits(tensor) for tensor in state["old_dirs"]] == before

@@ -6,7 +6,7 @@ many times the size of its tensor's elements, a share by a tenth of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ class Band:
     `rows`: (module, call, tensor) → row. `starts` [stretches]: the first step of each stretch, ascending; `end`: the
     last step that there are limits for. `low`, `high` [rows, stretches]: NaN where nothing was measured. A stretch's
     limits are those of steps from half as early to twice as late: runs learn at different speeds. `complete` [rows]:
-    whether the good runs have a number at each of their steps.
+    whether all good runs have a number at each of their steps.
     """
 
     rows: Mapping[Identity, int]
@@ -120,7 +120,9 @@ class Baseline:
             return None
         found = [run.matrix(site, statistic) for run in runs]
         spreads = [run.matrix(site, "std") for run in runs] if statistic in _PLACES else None
-        return band_of(found, spreads, self.factor)
+        band = band_of(found, spreads, self.factor)
+        # Where a good run has nothing of the site, nothing of it is what the good runs always have.
+        return band if len(runs) == len(self.runs) else replace(band, complete=np.zeros_like(band.complete))
 
 
 def baseline(*runs: RunData, factor: float | None = None) -> Baseline:
@@ -147,11 +149,11 @@ def band_of(found: Sequence[Matrix], spreads: Sequence[Matrix] | None, factor: f
     rows = {identity: row for row, identity in enumerate(identities)}
     longest = max(found, key=lambda one: len(one.steps)).steps
     stretches = list(_stretches(len(longest)))
-    complete = np.ones(len(rows), bool)
+    having = np.zeros(len(rows), np.int64)  # good runs that have a number at each of their steps
     low, high, spread = (np.full((len(rows), len(stretches)), np.nan) for _ in range(3))
     for number, one in enumerate(found):
         mine = np.array([rows[identity] for identity in identities_of(one)], np.int64)
-        complete[mine] &= ~np.isnan(one.values).any(axis=1)
+        having[mine] += ~np.isnan(one.values).any(axis=1)
         for column, (first, last) in enumerate(stretches):
             here = _window(one.steps, longest, first, last)
             low[mine, column] = np.fmin(low[mine, column], np.fmin.reduce(one.values[:, here], axis=1))
@@ -161,7 +163,7 @@ def band_of(found: Sequence[Matrix], spreads: Sequence[Matrix] | None, factor: f
                 spread[mine, column] = np.fmax(spread[mine, column], wide)
     ends = max(int(one.steps[-1]) for one in found)
     starts = longest[[first for first, _ in stretches]]
-    return Band(rows, starts, ends, *_widened(statistic, low, high, spread, factor), complete)
+    return Band(rows, starts, ends, *_widened(statistic, low, high, spread, factor), having == len(found))
 
 
 def identities_of(found: Matrix) -> list[Identity]:

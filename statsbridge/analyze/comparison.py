@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import ConfigError
-from .baseline import Baseline, identities_of
+from .baseline import Baseline, Identity, identities_of
 from .profiles import Matrix, check_statistic
 from .run_data import RunData
 
@@ -127,6 +127,8 @@ def compare(
 def _compare(measure: Baseline, other: RunData, compared: Mapping[str, Sequence[str]]) -> Comparison:
     good_sites = {site for run in measure.runs for site in run.sites}
     partings, steps = [], []
+    there: dict[str, list[Identity]] = {}
+    begun: list[int] = []
     for site, names in compared.items():
         if site not in good_sites or site not in other.sites:
             continue
@@ -137,8 +139,17 @@ def _compare(measure: Baseline, other: RunData, compared: Mapping[str, Sequence[
             parted, shared = _parting(measure, other, site, name)
             partings += [] if parted is None else [parted]
             steps += shared
-        for found in (_nonfinite(measure, other, site), _absent(measure, other, site, names[0])):
-            partings += [] if found is None else [found]
+        nonfinite = _nonfinite(measure, other, site)
+        partings += [] if nonfinite is None else [nonfinite]
+        counts = other.matrix(site, "nan_count")
+        there[site] = identities_of(counts)
+        begun.append(int(counts.steps[0]))
+    measured = {identity[0] for identities in there.values() for identity in identities}
+    for site, names in compared.items():
+        # Of a site that this run was to measure there may be nothing: no optimizer ever stepped.
+        if begun and (site in there or site in (other.info.get("sites") or ())):
+            absent = _absent(measure, other, site, names[0], there.get(site, ()), measured, min(begun))
+            partings += [] if absent is None else [absent]
     order = list(compared)
     partings.sort(key=lambda one: (one.step, order.index(one.site)))
     good_modules = dict.fromkeys(name for run in measure.runs for name in _modules(run))
@@ -160,6 +171,8 @@ def _parting(measure: Baseline, other: RunData, site: str, statistic: str) -> tu
     if band is None:
         return None, []
     found = other.matrix(site, statistic)
+    if np.isnan(found.values).all() and (other.matrix(site, "count").values > 0).any():
+        return None, []  # there were elements, and of them this statistic was not asked for
     identities = identities_of(found)
     low, high = band.at(identities, found.steps)
     known = ~np.isnan(low)
@@ -176,21 +189,28 @@ def _parting(measure: Baseline, other: RunData, site: str, statistic: str) -> tu
     return _describe(found, kind, row, column, (low[row, column], high[row, column]), count), shared
 
 
-def _absent(measure: Baseline, other: RunData, site: str, statistic: str) -> Parting | None:
-    """What the good runs have at every step, and this run, which has the module, never."""
+def _absent(
+    measure: Baseline,
+    other: RunData,
+    site: str,
+    statistic: str,
+    here: Sequence[Identity],
+    measured: set[str],
+    step: int,
+) -> Parting | None:
+    """What the good runs have at every step, and this run, some number of whose module was measured, never."""
     band = measure.band(site, statistic)
-    found = other.matrix(site, statistic)
-    here, modules = set(identities_of(found)), set(_modules(other))
-    lost = [] if band is None else [one for one, row in band.rows.items() if band.complete[row] and one not in here]
-    lost = [identity for identity in lost if identity[0] in modules]
-    if band is None or not lost:
+    if band is None or step > band.end:
+        return None
+    known = set(here)
+    lost = [one for one, row in band.rows.items() if band.complete[row] and one[0] in measured and one not in known]
+    if not lost:
         return None
     identity = lost[-1] if site in _BACKWARD else lost[0]
     row = band.rows[identity]
-    known = {name: kind for run in (*measure.runs, other) for name, kind in _types(run)}
-    type_, depth = known.get(identity[0], ("", None))
+    types = {name: kind for run in (*measure.runs, other) for name, kind in _types(run)}
+    type_, depth = types.get(identity[0], ("", None))
     low, high = _number(band.low[row, 0]), _number(band.high[row, 0])
-    step = int(found.steps[0])
     return Parting(site, statistic, "missing", step, *identity, type_, depth, None, low, high, len(lost))
 
 

@@ -137,7 +137,8 @@ def jumps(values: Floats, expected: Sequence[int] = ()) -> tuple[Jump, ...]:
     limit = np.full(len(sizes), _JUMP)
     for one in np.searchsorted(there, expected) - side:
         limit[max(0, one - _NEAR) : max(0, one + _NEAR + 1)] = _EXPECTED
-    ratio = np.where(steep, 0.0, np.abs(sizes) / np.maximum(error, 1e-9 * np.abs(means[left])) / limit)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a loss that has come down to exactly 0 has no noise
+        ratio = np.where(steep, 0.0, np.abs(sizes) / np.maximum(error, 1e-9 * np.abs(means[left])) / limit)
     found = []
     while len(ratio) and ratio.max() > 1:
         best = int(ratio.argmax())

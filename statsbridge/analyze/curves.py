@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,7 @@ def curves(
     validated, other_validations = (None, ()) if validation is None else curve(data, validation)
     points = common_points(trained, validated)
     judged = points["train"].to_numpy(), None if validated is None else points["validation"].to_numpy()
-    found = shape(*judged, last=last)
+    found = _without_absent(shape(*judged, last=last), points["train"], judged[1])
     average = smoothed(trained.values, smoothing)
     changes = _level_changes(data, trained)
     best = None if validated is None or found.lowest is None else points.slice(found.lowest - 1, 1).to_pylist()[0]
@@ -149,6 +149,18 @@ def curves(
         notes=tuple(notes),
         best_step=None if best is None else best["step"],
         best_epoch=None if best is None else _first_number(best["epoch"], best["point"]),
+    )
+
+
+def _without_absent(found: Shape, train: pa.ChunkedArray, validation: Floats | None) -> Shape:
+    """A validation with no training since the one before is a point without training value: that is not NaN."""
+    if not train.null_count:
+        return found
+    ends = [train.drop_null().to_numpy()[-1:], np.zeros(0) if validation is None else validation[-1:]]
+    return replace(
+        found,
+        nonfinite=found.nonfinite - train.null_count,
+        ends_nonfinite=not np.isfinite(np.concatenate(ends)).all(),
     )
 
 

@@ -49,12 +49,12 @@ def diagnose(
     large = in_turn(data)
     if large is not None:
         with suppress(NotInOrderError, DamagedPart):  # then the other way puts it in order, and says what is damaged
-            watch, others = Watch(limits, baseline=baseline), _Others(data)
+            watch, others = Watch(limits, baseline=baseline, whole=True), _Others(data)
             for block, below in blocks_of(*large, watch.known):
                 watch.add_block(block, others.take(below))
                 del block  # before the next takes its memory
             return watch.findings()
-    watch, others = Watch(limits, baseline=baseline), _Others(data)
+    watch, others = Watch(limits, baseline=baseline, whole=True), _Others(data)
     for stats, below in _pieces(data):
         watch.add({"stats": stats, **others.take(below)})
     return watch.findings()

@@ -16,6 +16,10 @@ from numbers import Real
 from ..errors import ConfigError
 from .choices import unknown_choice
 
+#: Limits that count something, and the least each may be: what holds for no sample at all would hold everywhere.
+_LEAST_COUNT = {"persistence": 1, "classes": 0, "skipped_steps": 0}
+_MOST_COUNT = 1_000_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
@@ -62,12 +66,20 @@ class Thresholds:
                 continue
             if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
                 raise ConfigError(f"threshold {field.name}={value!r}: give a number of at least 0")
+            if field.name in _LEAST_COUNT:
+                least, number = _LEAST_COUNT[field.name], float(value)
+                if not (number.is_integer() and least <= number <= _MOST_COUNT):
+                    raise ConfigError(
+                        f"threshold {field.name}={value!r}: give a whole number from {least} to {_MOST_COUNT:,}"
+                    )
+                object.__setattr__(self, field.name, int(number))
 
 
 def make_thresholds(given: Thresholds | Mapping[str, float] | None) -> Thresholds:
     """The limits that are meant: as they are, the usual ones with some replaced, or (None) the usual ones.
 
-    Raises ConfigError for a name that is no threshold, or a value that is no number of at least 0.
+    Raises ConfigError for a name that is no threshold, a value that is no number of at least 0, or one that counts
+    something (`persistence`, which is 1 at least, `classes`, `skipped_steps`) and is no whole number.
     """
     if given is None:
         return Thresholds()

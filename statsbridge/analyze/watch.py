@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,6 +19,7 @@ from .findings import SEVERITIES, Finding
 from .rules import RULES
 from .rules.against import Against
 from .rules.known import Integers, Known, Names, column
+from .rules.loss import InitialLoss, LossCourse
 from .rules.norms import GradientNorms
 from .rules.ranking import ranked
 from .rules.step import Alarm, Fact, Hits, Rule, Step
@@ -56,17 +58,21 @@ class Watch:
     begins anew at an earlier step, what was found from there on is forgotten.
 
     `thresholds`: the limits; None for the usual ones. `baseline`: the ranges of a good run: a value inside them is
-    no finding, one outside is. `known`: what the rows so far were about.
+    no finding, one outside is. `whole`: whether the rows begin with the training, whichever attempt they are of; a
+    process that resumes a run has not seen its start. `known`: what the rows so far were about.
     """
 
-    def __init__(self, thresholds: Thresholds | None = None, *, baseline: Baseline | None = None) -> None:
+    def __init__(
+        self, thresholds: Thresholds | None = None, *, baseline: Baseline | None = None, whole: bool = False
+    ) -> None:
         self._limits = thresholds or Thresholds()
         self._baseline = baseline
         self.known = Known()
         self._names = Names()
         self._records: dict[str, _Record] = {}
         self._attempt = 0
-        self._last = -1
+        self._last = self._taken = -1
+        self._first: int | None = None if not whole else sys.maxsize
         self._begin()
 
     def add(self, tables: Mapping[str, pa.Table]) -> list[Finding]:
@@ -84,9 +90,12 @@ class Watch:
     def add_block(self, block: Block | None, others: Mapping[str, pa.Table]) -> list[Finding]:
         """The same with the rows of `stats` as a block, of the identities of `known`."""
         new: dict[str, None] = {}
-        for attempt, step in self._steps(block, others):
-            if attempt > self._attempt:
-                self._go_back(attempt, step.step)
+        for attempt, taken, step in self._steps(block, others):
+            if taken and attempt > self._attempt:
+                self._go_on(attempt, step.step)
+            if taken:
+                self._taken = max(self._taken, step.step)
+                self._first = step.step if self._first is None else min(self._first, step.step)
             self._last = max(self._last, step.step)
             self._norms.add(step)
             for rule in self._rules:
@@ -101,8 +110,8 @@ class Watch:
 
     # ------------------------------------------------------------------ rows into steps
 
-    def _steps(self, block: Block | None, others: Mapping[str, pa.Table]) -> Iterator[tuple[int, Step]]:
-        """The steps in the rows, in order, each with its attempt."""
+    def _steps(self, block: Block | None, others: Mapping[str, pa.Table]) -> Iterator[tuple[int, bool, Step]]:
+        """The steps in the rows, in order, each with its attempt, and whether the training has taken it then."""
         parts = {name: self._part(name, others[name]) for name in _OTHERS if name in others and others[name].num_rows}
         sampled = {} if block is None else block.slices
         keys = sorted({*sampled, *(key for part in parts.values() for key in part.slices)})
@@ -111,8 +120,10 @@ class Watch:
             if "modules" in here:
                 self.known.add_modules(parts["modules"].table.take(here["modules"]))
             scalars = self._scalars(parts["scalars"].columns, here["scalars"]) if "scalars" in here else {}
+            taken = key in sampled or any(parts[name].columns["taken"][rows].any() for name, rows in here.items())
             yield (
                 key[0],
+                taken,
                 Step(
                     step=key[1],
                     known=self.known,
@@ -126,11 +137,14 @@ class Watch:
     def _part(self, name: str, table: pa.Table) -> _Part:
         if name == "events":
             table = table.filter(pc.is_in(table["kind"].cast(pa.string()), pa.array(sorted(FACTS))))
-        columns: dict[str, Any] = {}
+        # What the user logs outside of steps may be about any; the rest is of a step that the training has taken.
+        columns: dict[str, Any] = {
+            "taken": pc.is_valid(table["iteration" if name == "scalars" else "step"]).to_numpy(),
+        }
         if name == "scalars":
-            columns = {"name": self._names.numbers(table["name"]), "value": column(table, "value")}
+            columns |= {"name": self._names.numbers(table["name"]), "value": column(table, "value")}
         elif name == "events":
-            columns = {"fact": [Fact(*row.values()) for row in table.select(Fact._fields).to_pylist()]}
+            columns |= {"fact": [Fact(*row.values()) for row in table.select(Fact._fields).to_pylist()]}
         return _Part(table, self._keys(table), columns)
 
     def _keys(self, table: pa.Table) -> tuple[Integers, Integers]:
@@ -166,13 +180,21 @@ class Watch:
         if self._against is not None:
             self._rules.append(self._against)
 
-    def _go_back(self, attempt: int, step: int) -> None:
-        """A later attempt supersedes what was recorded from `step` on: its rules begin anew."""
-        self._attempt, self._last = attempt, step
+    def _go_on(self, attempt: int, step: int) -> None:
+        """A later attempt supersedes what was recorded from `step` on: where rules have seen that, they begin anew."""
+        self._attempt = attempt
+        if 0 <= self._taken < step:  # as offline: nothing that was seen is superseded, and the training goes on
+            return
+        self._last = self._taken = step
         self._records = {kind: record for kind, record in self._records.items() if record.finding.step < step}
         for record in self._records.values():
             record.last = min(record.last, step - 1)
         self._begin()
+        if step > (self._first or 0):  # in the middle of a training, whose first losses these rules have not seen
+            self._rules = [rule for rule in self._rules if not isinstance(rule, InitialLoss)]
+            for rule in self._rules:
+                if isinstance(rule, LossCourse):
+                    rule.from_the_start = False
 
     def _note(self, found: Hits | Alarm, step: Step) -> bool:
         """Keep what a rule said; whether it is new, or worse than before."""

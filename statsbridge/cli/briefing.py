@@ -8,6 +8,7 @@ from statsbridge.wording import counted
 
 from .answers import markdown_code, markdown_table, markdown_text, text
 from .diagnose import place, silence
+from .facts import first_and_last
 from .output import number
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _header(data: "RunData") -> Iterator[str]:
     yield f"# Briefing on run {markdown_text(str(name))}"
     yield ""
     steps = data.scalars["step"].drop_null()
-    sampled = pc.count_distinct(data.stats["step"]).as_py()
+    sampled = len(data.select(columns=("step",))["step"].unique())  # not `data.stats`: that is the whole table
     if len(steps):
         first, last = pc.min(steps).as_py(), pc.max(steps).as_py()
         yield f"Run {markdown_text(data.id)}, steps {first} to {last}, {sampled} of them sampled."
@@ -185,13 +186,7 @@ def _settings(data: "RunData") -> Iterator[str]:
         value = data.info.get(name)
         if value:
             yield f"- {name}: {markdown_code(json.dumps(value, ensure_ascii=False, default=str))}"
-    rates = data.scalars.filter(_starts_with(data, "lr/"))
-    for rate in sorted({str(one) for one in rates["name"].unique().to_pylist()}):
-        values = [row["value"] for row in rates.to_pylist() if row["name"] == rate]
-        yield f"- {markdown_text(rate)}: first {number(values[0])}, last {number(values[-1])}"
-
-
-def _starts_with(data: "RunData", beginning: str) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.starts_with(data.scalars["name"].cast("string"), beginning)
+    for rate in sorted(str(name) for name in data.scalars["name"].unique().to_pylist()):
+        values = first_and_last(data, rate) if rate.startswith("lr/") else None
+        if values is not None:
+            yield f"- {markdown_text(rate)}: first {number(values[0])}, last {number(values[-1])}"

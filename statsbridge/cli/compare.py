@@ -66,9 +66,10 @@ def compare(
 def headline(found: "Comparison") -> str:
     """One sentence on where the run parts."""
     first = found.first
-    if found.steps is None:
-        return "nothing to compare: the runs share no site and step"
+    if found.steps is None and first is None:
+        return "nothing to compare: the runs share no module, site and step"
     if first is None:
+        assert found.steps is not None
         alone = len(found.only_good) + len(found.only_other)
         rest = f"; {counted(alone, 'module')} that only one side has could not be compared" if alone else ""
         return f"does not part from the good range from step {found.steps[0]} to step {found.steps[1]}{rest}"

@@ -63,6 +63,7 @@ def diagnose(
         else:
             _print(data, findings)
         for one in good:
+            _say_if_apart(one, data)
             _say_if_short(one, data)
         critical = any(finding.severity == "critical" for finding in findings)
     if critical:
@@ -93,6 +94,15 @@ def silence(data: "RunData") -> str:
     if steps < FEW_STEPS:
         said += f"; they have seen {counted(steps, 'sampled step')}, and most need {FEW_STEPS}"
     return said
+
+
+def _say_if_apart(good: "RunData", data: "RunData") -> None:
+    """On standard error, where nothing of a good run could be a measure: silence would look like agreement."""
+    ours, theirs = ({str(name) for name in run.modules["module"].unique().to_pylist() if name} for run in (data, good))
+    if ours and theirs and not ours & theirs:
+        typer.echo(
+            f"statsbridge: the good run {good.id} shares no module with this one, so nothing was judged by it", err=True
+        )
 
 
 def _say_if_short(good: "RunData", data: "RunData") -> None:

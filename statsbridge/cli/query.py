@@ -1,5 +1,7 @@
 """`statsbridge query`: SQL over the tables of one run or several."""
 
+from collections.abc import Sequence
+from itertools import count
 from typing import Annotated
 
 import typer
@@ -35,4 +37,14 @@ def query(
         answer = found[0].query(sql) if len(found) == 1 else query_all(found, sql)
         columns = [column.to_pylist() for column in answer.columns]
         rows = [[plain(value) for value in row] for row in zip(*columns, strict=True)]
-        write_rows(answer.column_names, rows, output)
+        write_rows(_distinct(answer.column_names), rows, output)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names of columns, with a number where one comes again: a JSON object has one `step` of a join's two."""
+    distinct: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in count(1))
+        free = (one for one in numbered if one not in distinct and one not in names)
+        distinct.append(next(free) if name in distinct else name)
+    return distinct

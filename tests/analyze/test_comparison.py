@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +171,76 @@ def test_steps_after_the_good_run_are_not_compared(tmp_path: Path) -> None:
     assert (found.first, found.steps) == (None, (0, 5))
     apart = one(good, made(tmp_path, range(50, 60)))
     assert (apart.first, apart.steps) == (None, None)
+
+
+def test_what_one_of_the_good_runs_has_not_either_is_not_missed(folder: Path, good: list[statsbridge.RunData]) -> None:
+    def freeze(model: nn.Module) -> None:
+        model.get_submodule("layers.0").requires_grad_(False)
+
+    frozen = [train(folder, Perceptron, seed, plant=freeze, steps=STEPS) for seed in (11, 12)]
+    assert [parting.kind for parting in one(good[0], frozen[1]).partings if parting.module == "layers.0"] == [
+        "missing",
+        "missing",
+    ]
+    for several in ([good[0], frozen[0]], [frozen[0], good[0]]):
+        assert "missing" not in [parting.kind for parting in one(several, frozen[1]).partings]
+
+
+def test_a_site_of_which_nothing_was_recorded_has_parted(folder: Path, good: list[statsbridge.RunData]) -> None:
+    torch.manual_seed(3)
+    model = Perceptron()
+    optimizer = torch.optim.Adam(Perceptron().parameters())  # of another copy of the model
+    with statsbridge.init(model, dir=folder, every=2) as run:
+        for _ in range(8):
+            optimizer.zero_grad()
+            model.zero_grad()
+            loss = nn.functional.cross_entropy(model(torch.randn(32, 16)), torch.randint(0, 4, (32,)))
+            loss.backward()
+            optimizer.step()
+            run.step(loss=loss)
+    found = one(good, statsbridge.load(run.path))
+    missing = [parting for parting in found.partings if parting.kind == "missing"]
+    assert [(parting.step, parting.site, parting.statistic, parting.modules) for parting in missing] == [
+        (0, "update", "update_ratio", 8)
+    ]
+    with statsbridge.init(model, dir=folder, every=2, sites=("activation", "parameter")) as run:
+        for _ in range(8):
+            model(torch.randn(32, 16))
+            run.step()
+    asked = one(good, statsbridge.load(run.path))
+    assert "missing" not in [parting.kind for parting in asked.partings], "of what was not asked for nothing is missed"
+
+
+def test_what_was_not_asked_for_is_not_missed(folder: Path, good: list[statsbridge.RunData]) -> None:
+    def recorded(**chosen: Any) -> statsbridge.RunData:
+        torch.manual_seed(0)
+        model = Perceptron()
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        with statsbridge.init(model, dir=folder, every=2, **chosen) as run:
+            for _ in range(8):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(torch.randn(32, 16)), torch.randint(0, 4, (32,)))
+                loss.backward()
+                optimizer.step()
+                run.step(loss=loss)
+        return statsbridge.load(run.path)
+
+    for chosen in ({"modules": "layers.1"}, {"statistics": ("mean", "std")}):
+        assert one(good, recorded(**chosen)).partings == ()
+
+
+def test_what_is_missing_after_the_good_run_is_not_compared(tmp_path: Path) -> None:
+    runs = []
+    for first, modules in ((0, ["m0", "m1", "m1"]), (3, ["m0", "m0", "m1"]), (50, ["m0", "m0", "m1"])):
+        sites = ["activation", "activation" if modules[1] == "m1" else "update", "parameter"]
+        runs.append(new_run(tmp_path))
+        rows = [stats_rows(first + step, 3, module=modules, site=sites) for step in range(6)]
+        write_run(runs[-1], *({"stats": one_step} for one_step in rows))
+    good, within, after = (statsbridge.load(run) for run in runs)
+    assert [(parting.kind, parting.module) for parting in one(good, within).partings if parting.kind == "missing"] == [
+        ("missing", "m1")
+    ]
+    assert one(good, after).partings == ()
 
 
 def test_wrong_input_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from log_rows import written
+from log_rows import scalar_rows, written
 from scipy import stats
 
 from statsbridge.analyze.curve_shape import FEWEST, judge, line, shape
@@ -326,3 +326,32 @@ def test_json_has_what_was_judged(tmp_path: Path) -> None:
     assert (found["lowest_epoch"], found["points"], found["slope_points"]) == (26, 50, 10)
     assert found["train"] == {"name": "loss", "kind": None, "values": 50}
     assert found["smoothing"]["weight"] == 0.9
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loss_that_has_come_down_to_exactly_0_has_no_noise_to_judge_by() -> None:
+    assert jumps(np.zeros(120)) == ()
+    (jump,) = jumps(np.concatenate((np.zeros(60), np.ones(60))))
+    assert (jump.place, jump.size) == (60, 1.0)
+
+
+@pytest.mark.parametrize(
+    "validations",
+    [[*range(9, 200, 10), 205], [-1, *range(9, 200, 10)], range(0, 200, 2)],
+    ids=["after", "before", "often"],
+)
+def test_a_validation_without_training_before_it_is_not_nan(tmp_path: Path, validations: Any) -> None:
+    def loss(step: int) -> float:
+        return 2 * math.exp(-step / 50) + 0.3
+
+    works: list[dict[str, Any]] = [{"scalars": scalar_rows(step, loss=loss(step))} for step in range(0, 200, 3)]
+    for step in validations:
+        value = {"step": step, "time": 1.7e9, "name": ["val/loss"], "value": [loss(step) + 0.05]}
+        works.append({"scalars": value})
+    found = curves(written(tmp_path, *works), validation="val/loss")
+    assert found.verdict.word == "healthy"
+    assert found.shape.nonfinite == 0
+    assert found.best_step == validations[-1], "the point counts, for what it has"
+    assert not any("NaN" in note for note in found.notes)
+    works[-2]["scalars"]["value"] = [math.nan]
+    assert curves(written(tmp_path, *works), validation="val/loss").shape.nonfinite == 1

@@ -144,6 +144,21 @@ def test_swinging_is_not_noise() -> None:
 # ---------------------------------------------------------------------- the gradient norm
 
 
+def test_a_training_that_begins_with_nothing_to_learn_does_not_explode_as_it_begins() -> None:
+    course = np.concatenate((np.zeros(30), np.linspace(0, 1, 20) ** 2, np.ones(60))) + 0.0
+    assert not {"exploding_gradient", "loss_spike"} & watched(loss=course, grad_norm=course).keys()
+    course[100] = 1000
+    assert {"exploding_gradient", "loss_spike"} <= watched(loss=course, grad_norm=course).keys()
+
+
+def test_swinging_is_seen_whatever_the_size_of_the_loss() -> None:
+    swings = (-1.0) ** np.arange(90)
+    for size in (1e-150, 1.0, 1e160, 8e307):  # a diverging training in float64 comes by all of the last ones
+        found = watched(loss=size * (1 + 0.5 * swings))
+        assert found["loss_oscillating"].step == 29
+        assert f"their mean {size:.4g} than" in found["loss_oscillating"].message
+
+
 def test_a_clipping_value_from_the_healthy_part_and_how_many_steps_it_would_have_clipped() -> None:
     healthy = np.random.default_rng(5).lognormal(0, 0.3, size=100)
     norms = np.concatenate((healthy, [1e3, 1e4, 1e5, math.nan]))

@@ -20,6 +20,7 @@ import statsbridge
 from statsbridge.analyze import diagnosis
 from statsbridge.analyze.diagnosis import diagnose
 from statsbridge.analyze.findings import Finding
+from statsbridge.analyze.thresholds import Thresholds
 from statsbridge.analyze.watch import Watch
 from statsbridge.errors import ConfigError
 from statsbridge.log.schema import to_table
@@ -139,6 +140,81 @@ def test_what_is_logged_later_for_an_earlier_step_is_no_new_attempt() -> None:
     late = to_table("scalars", {"step": 2, "time": 1.7e9, "name": ["val/loss"], "value": [1.0]})
     watch.add({"scalars": late})
     assert [finding.kind for finding in watch.findings()] == ["nonfinite_loss"]
+
+
+def test_what_a_resumed_run_logs_of_an_earlier_step_takes_no_finding_away() -> None:
+    watch = Watch()
+    for step in range(40):
+        watch.add({"scalars": attempt(scalars(step, loss=np.nan if step == 30 else 1 / (1 + step)), 0)})
+    late = to_table("scalars", {"step": 20, "time": 1.7e9, "name": ["val/loss"], "value": [1.0]})
+    watch.add({"scalars": attempt(late, 1)})
+    watch.add({"scalars": attempt(scalars(38, loss=1.0), 1)})
+    assert [(finding.kind, finding.step) for finding in watch.findings()] == [("nonfinite_loss", 30)]
+    whole = Watch()
+    rows = [attempt(scalars(step, loss=np.nan if step == 30 else 1 / (1 + step)), 0) for step in range(38)]
+    whole.add({"scalars": pa.concat_tables([*rows, attempt(late, 1), attempt(scalars(38, loss=1.0), 1)])})
+    assert [(finding.kind, finding.step) for finding in whole.findings()] == [("nonfinite_loss", 30)]
+
+
+def test_what_the_collector_saw_of_a_resumed_run_is_kept_though_it_comes_before_the_step() -> None:
+    watch = Watch()
+    for step in range(12):
+        watch.add({"scalars": attempt(scalars(step, loss=1 / (1 + step)), 0)})
+    seen = {"step": 8, "time": 1.7e9, "kind": "eval_mode", "severity": "warning", "message": "in eval mode"}
+    watch.add({"events": attempt(to_table("events", seen), 1)})
+    watch.add({"scalars": attempt(scalars(8, loss=0.1), 1)})
+    assert [(finding.kind, finding.step) for finding in watch.findings()] == [("eval_mode", 8)]
+
+
+@pytest.mark.parametrize("seen", ["all", "superseded", "nothing"])
+def test_a_converged_training_that_is_resumed_is_not_at_its_start(seen: str) -> None:
+    """`seen`: of the attempt before, offline (what counts), in a terminal (all of it), or in the process itself."""
+    noise = np.random.default_rng(0).normal(size=1000)
+
+    def rows(step: int, number: int) -> pa.Table:
+        return attempt(scalars(step, loss=2.3 * np.exp(-step / 30) + 0.05 + 1e-5 * noise[step]), number)
+
+    for limits in (Thresholds(), Thresholds(classes=10)):
+        watch = Watch(limits)
+        for step in range({"all": 400, "superseded": 405, "nothing": 0}[seen]):
+            watch.add({"scalars": rows(step, 0)})
+        for step in range(400, 600):
+            watch.add({"scalars": rows(step, 1)})
+        assert watch.findings() == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("label", [0, 1, 1000])
+def test_a_training_that_is_begun_again_is_judged_from_its_start(label: int, whole: bool) -> None:
+    """Offline what was superseded is not there; a terminal that looked on has seen it."""
+    watch = Watch(Thresholds(classes=10), whole=whole)
+    for step in () if whole else range(label, label + 30):
+        watch.add({"scalars": attempt(scalars(step, loss=2.3 / (1 + step)), 0)})
+    for step in range(label, label + 150):
+        watch.add({"scalars": attempt(scalars(step, loss=9.0 + step % 2), 1)})
+    assert [(finding.kind, finding.step) for finding in watch.findings()] == [
+        ("initial_loss", label),
+        ("loss_not_decreasing", label),
+    ]
+
+
+def test_a_training_that_does_not_fall_is_told_though_it_was_resumed() -> None:
+    watch = Watch(Thresholds(classes=10))
+    for step in range(200):
+        watch.add({"scalars": attempt(scalars(step, loss=9.0 + step % 2), int(step >= 60))})
+    assert [(finding.kind, finding.step) for finding in watch.findings()] == [
+        ("initial_loss", 0),
+        ("loss_not_decreasing", 0),
+    ]
+
+
+def test_a_limit_that_counts_is_a_whole_number(runs: dict[str, statsbridge.RunData]) -> None:
+    data = runs["dead ReLU from the start"]
+    for name, value in (("skipped_steps", 2.5), ("skipped_steps", 1e30), ("persistence", 0), ("persistence", 2.5)):
+        with pytest.raises(ConfigError, match=rf"threshold {name}=.*: give a whole number from [01] to 1,000,000,000"):
+            diagnose(data, thresholds={name: value})
+    whole = diagnose(data, thresholds={"skipped_steps": 10.0, "persistence": 5.0})
+    assert as_json(whole) == as_json(diagnose(data))
 
 
 def test_a_validation_loss_is_none_of_the_training() -> None:

@@ -87,3 +87,15 @@ def test_wrong_input_is_one_line_and_status_2(folder: Path, arguments: list[str]
     assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
     assert text in result.stderr
+
+
+def test_the_headline_and_the_table_say_the_same(tmp_path: Path) -> None:
+    for name, first, nan in (("good", 0, 0), ("late", 50, 0), ("broken", 50, 1)):
+        numbers = {column: [1.0] * 2 for column in ("std", "abs_mean", "min", "max", "zero_fraction")}
+        works = [{"stats": stats_rows(first + step, 2, nan_count=[0, nan], **numbers)} for step in range(4)]
+        write_run(create_run(tmp_path, name=name, config={}, information={}), *works)
+    text = said(compare(tmp_path, "good", "late"))
+    assert "nothing to compare: the runs share no module, site and step" in text
+    text = said(compare(tmp_path, "good", "broken"))
+    assert "parts at step 50: nan_count of activation of m1 is not finite" in text
+    assert "nothing to compare" not in text

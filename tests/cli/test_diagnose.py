@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from markdown_it import MarkdownIt
@@ -97,6 +98,8 @@ def test_a_threshold_changes_what_is_found(runs: Path) -> None:
         (("dead", "--threshold", "zero_fraction=high"), "--threshold zero_fraction=high: give a name and a number"),
         (("dead", "--threshold", "zero_fraction=-1"), "threshold zero_fraction=-1.0: give a number of at least 0"),
         (("dead", "--threshold", "zero_fraction=nan"), "threshold zero_fraction=nan: give a number of at least 0"),
+        (("dead", "--threshold", "skipped_steps=2.5"), "threshold skipped_steps=2.5: give a whole number from 0"),
+        (("dead", "--threshold", "persistence=0"), "threshold persistence=0: give a whole number from 1"),
         (("dead", "--format", "xml"), "unknown format xml"),
         (("dead", "--baseline", "nobody"), "no run 'nobody'"),
         (("nobody",), "no run 'nobody'"),
@@ -116,6 +119,21 @@ def test_a_run_is_judged_by_a_good_one(runs: Path) -> None:
     # What the good run did too is no finding.
     own = json.loads(run_diagnose(runs, "dead", "--baseline", "dead", "--format", "json"))
     assert {one["kind"] for one in own} <= {"identical_outputs"}
+
+
+def test_a_good_run_of_another_model_is_no_silent_measure(runs: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    model.add_module("other", torch.nn.Linear(16, 4))
+    with statsbridge.init(model, dir=tmp_path, name="apart", every=1) as run:
+        for _ in range(6):
+            model(torch.randn(4, 16)).sum().backward()
+            run.step()
+    good = str(next(path for path in runs.iterdir() if statsbridge.load(path).info["name"] == "good"))
+    result = CliRunner().invoke(app, ["diagnose", good, "--baseline", str(run.path)])
+    said = f"the good run {run.id} shares no module with this one, so nothing was judged by it"
+    assert said in result.stderr
+    assert "shares no module" not in CliRunner().invoke(app, ["diagnose", good, "--baseline", good]).stderr
 
 
 def test_the_briefing_has_its_parts_and_obeys_no_name(runs: Path) -> None:
@@ -153,6 +171,27 @@ def test_the_briefing_of_a_run_with_notes_and_many_modules_and_of_an_empty_one(t
     assert "60 of 100 module calls are left out." in page
     assert "| 99 | layer99 | 0 | Linear | 10 |  |" in page
     assert "no step was recorded" in page
+
+
+def test_the_briefing_has_the_first_and_last_rate_of_a_long_run(tmp_path: Path) -> None:
+    path = create_run(tmp_path, name="long", config=None, information={})
+    names = [f"lr/0/{group}" for group in range(16)]
+    steps, groups = np.repeat(np.arange(10_000), len(names)), np.tile(np.arange(len(names)), 10_000)
+    rates = {
+        "step": steps,
+        "iteration": steps,
+        "time": 1.7e9,
+        "name": names * 10_000,
+        "value": 1 / (1 + steps + groups),
+    }
+    writer = Writer(path)
+    assert writer.submit(lambda: {"scalars": rates}, rows=len(steps))
+    assert writer.close()
+    page = run_diagnose(tmp_path, "long", "--format", "markdown")
+    assert [line for line in page.splitlines() if line.startswith("- lr/0/") and line[7] in "07"] == [
+        "- lr/0/0: first 1, last 0.0001",
+        "- lr/0/7: first 0.125, last 9.99e-05",
+    ]
 
 
 def test_every_kind_has_its_question() -> None:

@@ -87,3 +87,12 @@ def test_wrong_input_is_one_line_and_status_2(runs: Path, arguments: list[str], 
     assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
     assert text in result.stderr
+
+
+def test_columns_of_one_name_are_all_there(runs: Path) -> None:
+    sql = "SELECT one.step, two.value, 7 AS step_1, two.step FROM scalars one JOIN scalars two USING (seq) LIMIT 1"
+    (row,) = json.loads(said(query(runs, "newer", sql, "--format", "json")))
+    assert list(row) == ["step", "value", "step_1", "step_2"]
+    assert row["step"] == row["step_2"]
+    header = said(query(runs, "newer", sql, "--format", "csv")).splitlines()[0]
+    assert header == "step,value,step_1,step_2"

@@ -63,7 +63,7 @@ class LossSpike:
     def __init__(self, limits: Thresholds) -> None:
         self._factor = limits.loss_spike
         self._running = RunningMedian(_WINDOW)
-        self._start: float | None = None
+        self._start = 0.0
 
     def look(self, step: Step) -> Iterator[Alarm]:
         value = step.losses.get("loss")
@@ -72,11 +72,11 @@ class LossSpike:
         running = self._running
         if len(running) >= _FIRST:
             median = running.median
-            if self._start is None:
-                self._start = abs(median)
+            self._start = self._start or abs(median)
             jump = value - median
             if (
-                jump > (self._factor - 1) * abs(median)
+                self._start  # so far it was 0: no loss is many times as large
+                and jump > (self._factor - 1) * abs(median)
                 and jump > 8 * running.spread
                 and jump > (0.2 if median else 1.0) * self._start  # a hinge loss at its floor jumps as a rule
                 and jump > 2 * (running.highest - median)
@@ -98,6 +98,9 @@ class LossCourse:
     """A loss that does not fall, stands still, or swings to and fro.
 
     Where several optimizers step, each has a loss of its own, as in adversarial training: only standing still is odd.
+
+    `from_the_start`: whether the training's first losses are seen. Where they are not, as in a process that resumes
+    it, a loss that has long converged would seem not to fall.
     """
 
     def __init__(self, limits: Thresholds) -> None:
@@ -111,6 +114,7 @@ class LossCourse:
         self._swinging: tuple[int, int] | None = None  # losses, and step, when it began
         self._begun = 0
         self._since = 0
+        self.from_the_start = True
 
     def look(self, step: Step) -> Iterator[Alarm]:
         value = step.losses.get("loss")
@@ -124,9 +128,11 @@ class LossCourse:
         self._range = (min(self._range[0], value), max(self._range[1], value))
         if self._count < _LEAST:
             return
-        yield from self._flat(step.step)
+        if self.from_the_start:
+            yield from self._flat(step.step)
         if len({name.split("/")[1] for name in step.scalars if name.count("/") == 2 and name.startswith("lr/")}) < 2:
-            yield from self._progress(step.step)
+            if self.from_the_start:
+                yield from self._progress(step.step)
             yield from self._oscillation(step.step)
 
     def _flat(self, step: int) -> Iterator[Alarm]:
@@ -170,6 +176,8 @@ class LossCourse:
         if len(self._last) < _OSCILLATING or (y - x) * (z - y) >= 0:  # a loss that goes on its way does not swing
             return
         values = np.array(self._last)
+        largest = float(np.max(np.abs(values)))  # squares of losses beyond 1e154 are infinite
+        values = values / largest if largest else values
         half = _OSCILLATING // 2
         early, late = values[:half].mean(), values[half:].mean()
         centred = values - values.mean()
@@ -189,8 +197,8 @@ class LossCourse:
                 "warning",
                 begun[1],
                 f"the loss swings to and fro without falling: over {_OSCILLATING} steps each is on the other side of "
-                f"their mean {level:.4g} than the one before (correlation {-swings:.2f}, limit "
-                f"{-self._limits.loss_oscillation:g}), by {math.sqrt(variance):.2g}",
+                f"their mean {level * largest:.4g} than the one before (correlation {-swings:.2f}, limit "
+                f"{-self._limits.loss_oscillation:g}), by {math.sqrt(variance) * largest:.2g}",
                 value=-swings,
                 threshold=-self._limits.loss_oscillation,
             )

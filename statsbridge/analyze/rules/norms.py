@@ -73,7 +73,7 @@ class GradientNormGrowth:
     def __init__(self, limits: Thresholds) -> None:
         self._limit = limits.gradient_norm_growth
         self._running = RunningMedian(_WINDOW)
-        self._start: float | None = None
+        self._start = 0.0
         self._largest = 0.0  # of those that were no explosion
         self._in_a_row = 0
         self._since = 0
@@ -86,7 +86,10 @@ class GradientNormGrowth:
             self._remember(norm)
             return
         median = self._running.median
-        self._start = median if self._start is None else self._start
+        self._start = self._start or median
+        if not self._start:  # so far there was nothing to learn: no norm is many times as large as 0
+            self._remember(norm)
+            return
         if norm <= self._limit * max(median, self._start * 0.01) or norm <= self._largest:
             self._in_a_row = 0
             self._remember(norm)

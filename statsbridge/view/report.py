@@ -64,7 +64,7 @@ def write_report(
     refuse_to_replace(path, force=force)
     content = report_html(runs)
     try:
-        write_durably(path, content.encode())
+        write_durably(path, content.encode(errors="backslashreplace"))  # a path in a config may be no text
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
     return path

@@ -285,3 +285,13 @@ def test_changes_lead_from_one_figure_to_the_other() -> None:
     assert list(changes(old, new)) == [(("a", 1, "b"), "y"), (("d",), {"e": 1, "more": 2}), (("g",), True)]
     assert list(changes([1, 2], [1, 2, 3])) == [((), [1, 2, 3])]
     assert list(changes(old, old)) == []
+
+
+def test_a_path_in_the_config_that_is_no_text(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with statsbridge.init(
+        model, dir=tmp_path, config={"data": b"/data/caf\xe9".decode(errors="surrogateescape")}
+    ) as run:
+        run.step()
+    file = write_report([load(run.path)], tmp_path / "report.html")
+    assert "/data/caf" in file.read_bytes().decode("utf-8")

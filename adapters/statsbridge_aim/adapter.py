@@ -262,6 +262,8 @@ def _attributes(run: RunInfo) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """`value` in the types that Aim stores; anything else as text. Aim breaks at an empty name."""
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return str(value)  # a seed may be that large
     if isinstance(value, Mapping):
         return {str(name) or "(empty)": _plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):

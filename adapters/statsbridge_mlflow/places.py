@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from statsbridge.errors import ConfigError
 
@@ -74,7 +74,24 @@ def without_secrets(uri: str) -> str:
             "the tracking URI holds a user or password with a backslash, a space or letters beyond ASCII: give them "
             "as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
         )
+    if _hides_credentials(uri, parts):
+        raise ConfigError(
+            "the tracking URI holds an '@' after a '/', '?' or '#': where those belong to a password, write them as "
+            "%2F, %3F and %23"
+        )
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _hides_credentials(uri: str, parts: SplitResult) -> bool:
+    """Whether a password may go on behind what is the host by the rules, as SQLAlchemy for one reads it."""
+    behind = uri.partition("://")[2][len(parts.netloc) :]
+    if "@" not in behind:
+        return False
+    try:
+        _ = parts.port
+    except ValueError:
+        return True
+    return "@" not in parts.netloc and parts.scheme not in {"http", "https"}
 
 
 def sqlite_path(uri: str) -> Path | None:

@@ -120,7 +120,12 @@ def _print_tracker(result: "Verification") -> None:
     if rows:
         print_line(console, "")
         _print_rows(console, rows, ("kind", "key", "step", "recorded", "found", "reason"), folds="key")
-    print_line(console, "what was recorded is what the tracker has" if result.proved else "they differ")
+    if not result.proved:
+        print_line(console, "they differ")
+    elif result.counts.get("not_yet_sent"):
+        print_line(console, "what was sent is what the tracker has; statsbridge sync delivers the rest")
+    else:
+        print_line(console, "what was recorded is what the tracker has")
     show_page(console)
 
 

@@ -1,7 +1,9 @@
 """Is a run whole? Reads every part, says what is wrong with which, and can set it aside."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,12 +98,25 @@ def repair_run(run: Path, findings: list[Finding]) -> None:
 
 
 def next_numbers(run: Path, rank: int) -> dict[str, int]:
-    """Table → the number after all that a part of `rank` has ever used, damaged ones and those set aside too."""
-    ends = dict.fromkeys(SCHEMAS, 0)
+    """Table → the number after all that a part of `rank` has ever used: damaged, set aside and lost ones too.
+
+    Of parts that are gone only what a mirror had got to is known.
+    """
+    ends = _mirrored(run) if rank == 0 else dict.fromkeys(SCHEMAS, 0)
     for table in SCHEMAS:
         for part in (*list_parts(run, table), *list_parts(run / ASIDE, table)):
             if part.rank == rank:
                 ends[table] = max(ends[table], part.last + 1)
+    return ends
+
+
+def _mirrored(run: Path) -> dict[str, int]:
+    """Table → the number after the last row that a mirror has behind it: it never sends another of that number."""
+    ends = dict.fromkeys(SCHEMAS, 0)
+    for file in (run / "mirrors").glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a mirror that cannot be read does not go on either
+            cursor = json.loads(file.read_bytes())["cursor"]
+            ends = {table: max(end, int(cursor[table])) for table, end in ends.items()}
     return ends
 
 

@@ -167,8 +167,12 @@ def as_texts(values: Any) -> pa.Array:
     try:
         return pa.array(values, pa.string())
     except UnicodeEncodeError:
-        safe = [None if text is None else text.encode(errors="backslashreplace").decode() for text in values]
-        return pa.array(safe, pa.string())
+        return pa.array([None if text is None else as_text(text) for text in values], pa.string())
+
+
+def as_text(text: str) -> str:
+    """`text` as `as_texts` makes it."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _has_rows(values: object) -> bool:

@@ -67,12 +67,16 @@ class Pools:
 
 
 def _ratios(rows: StatsRows, used: Integers, group: Integers, groups: int, identities: Identities) -> Floats:
-    """‖all updates‖ / ‖all parameters before‖; NaN for other sites, and where a parameter's norm is not known."""
+    """‖all updates‖ / ‖all parameters before‖; NaN for other sites, and where a parameter's norm is not known.
+
+    NaN too where no row of the group has a ratio of its own: a policy may have taken it away, and then it must not
+    leave by way of the norms either. Of the group, not of the chunk, whose bounds must not matter.
+    """
+    own = np.bincount(group[~np.isnan(rows.column("update_ratio")[used])], minlength=groups) > 0
+    if not own.any():
+        return np.full(groups, np.nan)
     parameters = _parameters_of(rows, identities)
     l2 = rows.column("l2")
-    if np.isnan(rows.column("update_ratio")[used]).all():
-        # A policy has taken the ratio away: it must not leave by way of the norms either.
-        return np.full(groups, np.nan)
     # Of parameters too only those that have an update count: one that is frozen has none.
     measured = ~np.isnan(l2[used])
     updates, owner = used[measured], group[measured]
@@ -81,7 +85,7 @@ def _ratios(rows: StatsRows, used: Integers, group: Integers, groups: int, ident
     changed, there = _norms(l2[updates], owner, groups), _norms(before, owner, groups)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio: Floats = np.where(there > 0, changed / there, np.nan)
-    ratio[np.bincount(owner, minlength=groups) == 0] = np.nan
+    ratio[~own | (np.bincount(owner, minlength=groups) == 0)] = np.nan
     return ratio
 
 

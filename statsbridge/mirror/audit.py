@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 
 from ..errors import LogError, Retry, StatsBridgeWarning
 from ..log.files import make_folder, sync_folder, write_durably
+from ..log.parts import open_parquet
+from ..log.schema import as_text
 from .contract import CHANNELS, Destination
 from .destinations import without_secrets
 
@@ -79,10 +81,10 @@ class Audit:
         row = {
             "time": time.time_ns() // 1000,
             "backend": self._destination.backend,
-            "destination": without_secrets(other or self._destination.address),
+            "destination": as_text(without_secrets(other or self._destination.address)),
             "channel": channel,
             "rows": rows,
-            "fields": list(fields),
+            "fields": [as_text(field) for field in fields],
             "first_step": first_step,
             "last_step": last_step,
             "policy": self._policy,
@@ -175,7 +177,7 @@ def _uncovered(files: Iterable[_File]) -> list[_File]:
 
 
 def _read(path: Path) -> pa.Table:
-    table = pq.ParquetFile(path).read(use_threads=False)
+    table = open_parquet(path).read(use_threads=False)
     return pa.Table.from_arrays([table[field.name].cast(field.type) for field in SCHEMA], schema=SCHEMA)
 
 

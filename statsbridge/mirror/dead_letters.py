@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 from ..errors import LogError
 from ..log.files import make_folder, write_durably
+from ..log.parts import open_parquet
+from ..log.schema import as_text
 from .contract import Histogram, Point
 from .state import FOLDER
 from .tail import Cursor
@@ -53,7 +55,7 @@ class DeadLetters:
             series = item.series
             row = {
                 "refused": now,
-                "reason": reason,
+                "reason": as_text(reason),
                 "series": series.name,
                 "kind": series.kind,
                 "statistic": series.statistic,
@@ -95,7 +97,7 @@ def read_dead_letters(run: Path, mirror: str) -> pa.Table:
     tables = [SCHEMA.empty_table()]
     for file in sorted(_folder(run, mirror).glob("*.parquet")):
         try:
-            tables.append(pq.ParquetFile(file).read().cast(SCHEMA))
+            tables.append(open_parquet(file).read().cast(SCHEMA))
         except (OSError, pa.ArrowException) as error:
             raise LogError(f"{file} cannot be read: {error}") from error
     return pa.concat_tables(tables)

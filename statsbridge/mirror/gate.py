@@ -86,8 +86,8 @@ class Gate:
         Rows of tables, sites and scalars that may not leave are dropped, and statistics that may not are
         null (`count` too, and with it the modules' `parameters`); where these are limited, so are `value` and
         `threshold` of events. With hashed names, modules, types, tensors and the scalars' names of the user's
-        become hashes. In a restricted run, and with hashed names, an event's message, which is free text, gives
-        way to one made of its other columns.
+        become hashes. In a restricted run, with hashed names, and where statistics or scalars are limited, an event's
+        message, which is free text and may tell any name and number, gives way to one made of its other columns.
 
         Raises PolicyError where the key of the hashes cannot be used, Retry where it cannot be written now.
         """
@@ -148,12 +148,16 @@ class Gate:
         return _mapped(scalars, "name", lambda name: name if spelled_out(name) else namer.scalar(name))
 
     def _events(self, events: pa.Table) -> pa.Table:
-        if self.grant.limited("statistics") or self.grant.limited("scalars"):
+        limited = self.grant.limited("statistics") or self.grant.limited("scalars")
+        if limited:
             for column in ("value", "threshold"):
                 events = _set(events, column, pa.nulls(events.num_rows, pa.float64()))
-        if not (self._restricted or self.grant.hashed):
+        nameless = self._restricted or self.grant.hashed
+        if not (nameless or limited):
             return events
-        events = _mapped(self._names("events", events), "kind", lambda kind: kind if _KIND.fullmatch(kind) else "other")
+        if nameless:
+            events = self._names("events", events)
+            events = _mapped(events, "kind", lambda kind: kind if _KIND.fullmatch(kind) else "other")
         about = ("kind", "severity", "module", "site", "tensor", "value", "threshold")
         rows = zip(*(events[column].to_pylist() for column in about), strict=True)
         messages = pa.array([_message(*row) for row in rows], pa.string()).dictionary_encode()

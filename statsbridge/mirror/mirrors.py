@@ -5,15 +5,18 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from ..backends import make_adapter
+from ..backends import make_adapter, make_adapters
 from ..errors import ConfigError, LogError, MirrorError, StatsBridgeError
 from ..log.attempts import attempt_numbers
 from ..log.runs import read_info
+from ..log.schema import as_text
 from ..wording import counted
 from .contract import Adapter, Destination, RunInfo
 from .destinations import without_secrets
@@ -22,7 +25,7 @@ from .policy import Policy, load_policy
 from .relay import Relay, Report
 from .selection import Selection
 from .sending import Plan
-from .state import MirrorState, mirror_name
+from .state import MirrorState, load_state, mirror_name, state_file
 from .tail import Cursor, Tail
 
 # A process that ends without `finish()` is not kept longer than this.
@@ -110,16 +113,25 @@ def _plan(run: Path, adapter: Adapter, destination: Destination, state: MirrorSt
         gate=make_gate(policy, destination, restricted=restricted, run=run),
         info=RunInfo(
             id=str(info["id"]),
-            name=str(info["name"]),
+            name=as_text(str(info["name"])),
             path=run,
             created=datetime.fromisoformat(info["created"]),
-            config=info.get("config") or {},
-            versions=info.get("versions") or {},
+            config=_encodable(info.get("config") or {}),
+            versions=_encodable(info.get("versions") or {}),
             restricted=restricted,
             attempt=max(attempt_numbers(run), default=0),
         ),
         state=state,
     )
+
+
+def _encodable(value: Any) -> Any:
+    """JSON with texts that are UTF-8, as every tracker wants them: a path in a config may hold any bytes."""
+    if isinstance(value, Mapping):
+        return {as_text(str(name)): _encodable(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_encodable(one) for one in value]
+    return as_text(value) if isinstance(value, str) else value
 
 
 def remaining(run: Path, cursor: Cursor) -> int:
@@ -172,7 +184,7 @@ class Mirrors:
                 self._report(
                     "mirror_stopped",
                     f"{relay.plan.title} could not begin: {error}. Deliver the record later with: statsbridge sync "
-                    f"{self._run} --to {relay.plan.destination.backend}",
+                    f"{self._run} --to {_spelled(relay.plan.destination)}",
                     cause=f"mirror_stopped {relay.plan.state.name}",
                     warn=True,
                 )
@@ -194,7 +206,8 @@ class Mirrors:
             if not relay.join(0):
                 relay.give_up(f"it did not end within the time that the run had left ({timeout:.0f} s)")
                 self._tell_rest(relay)
-            elif relay.state.status == "remaining":
+            # One that never got its turn has said so itself.
+            elif relay.began and relay.state.status == "remaining":
                 self._tell_rest(relay)
 
     def at_exit(self) -> None:
@@ -204,14 +217,30 @@ class Mirrors:
             self.finish(EXIT_SECONDS, "stopped", exiting=True)
 
     def _tell_rest(self, relay: Relay) -> None:
-        rows = remaining(self._run, relay.state.cursor)
+        state, reason = relay.state, relay.state.reason
+        if not relay.began:
+            reason = "another process serves it, or has until a moment ago"
+            with suppress(LogError):
+                state = load_state(state_file(self._run, state.name))
+        rows = remaining(self._run, state.cursor)
         self._report(
             "mirror_remaining",
-            f"{relay.plan.title} has not delivered {counted(rows, 'row')} of the record ({relay.state.reason}). "
+            f"{relay.plan.title} has not delivered {counted(rows, 'row')} of the record ({reason}). "
             f"Deliver them with: statsbridge sync {self._run}",
             cause=f"mirror_remaining {relay.plan.state.name}",
             warn=True,
         )
+
+
+def _spelled(destination: Destination) -> str:
+    """What `sync --to` takes for the mirror to `destination`, as far as that can be told."""
+    name = mirror_name(destination)
+    # The address first: the name alone means what it means only in this folder and environment.
+    for spelled in (f"{destination.backend}:{without_secrets(destination.address)}", destination.backend):
+        with suppress(Exception):  # not every adapter takes its address as a target, and they are anybody's
+            if mirror_name(make_adapters(spelled)[0].destination()) == name:
+                return spelled
+    return f"{destination.backend}:TARGET, with the target that you gave in backend="
 
 
 _open: list[Mirrors] = []

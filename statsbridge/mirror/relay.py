@@ -100,6 +100,11 @@ class Relay:
         """What is on disk of the mirror."""
         return self._lease.on_disk
 
+    @property
+    def began(self) -> bool:
+        """Whether this process has become the owner of the mirror."""
+        return self._lease.taken
+
     # ---- other threads -------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -144,7 +149,8 @@ class Relay:
                 self._lease.take()
             except (MirrorError, LogError, OSError) as error:
                 if self._ending is not None:
-                    self._say("mirror_stopped", f"{self.plan.title} could not begin: {error}")
+                    rest = f"deliver what it leaves with: statsbridge sync {self._run}"
+                    self._say("mirror_stopped", f"{self.plan.title} could not begin: {error}; {rest}")
                     return False
                 self._wake.wait(CLAIM_SECONDS)
         return self._lease.taken

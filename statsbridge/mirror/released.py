@@ -208,7 +208,7 @@ def _left_out(gate: Gate, before: Chunk, after: Chunk, *, restricted: bool) -> I
         yield "names of modules, types, tensors and scalars: hashes stand for them, whose key stays with the run"
     if not _figures_may_leave(gate) and FIGURE in _kinds(before).to_pylist():
         yield "figures that the training logged: they could show what may not leave"
-    if restricted or grant.hashed:
+    if restricted or grant.hashed or grant.limited("statistics") or grant.limited("scalars"):
         yield "texts of events: they are made of their other columns. Host, user and paths are not in here either"
     yield from grant.withheld
 

@@ -116,7 +116,8 @@ def mirror_name(destination: Destination) -> str:
     if not _NAME.fullmatch(destination.backend):
         raise ConfigError(f"{destination.backend!r} cannot name a backend: use letters, digits, '_', '.' and '-'")
     address = without_secrets(destination.address)
-    return f"{destination.backend}-{blake2b(address.encode(), digest_size=6).hexdigest()}"
+    # A path may hold bytes that are no UTF-8, as lone surrogates.
+    return f"{destination.backend}-{blake2b(address.encode(errors='surrogatepass'), digest_size=6).hexdigest()}"
 
 
 def state_file(run: Path, name: str) -> Path:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ..backends import LOCAL, make_adapters
 from ..errors import ConfigError, MirrorError, Retry
 from ..log.attempts import Superseded, read_attempts
+from ..log.schema import as_text
 from .comparison import (
     DOCUMENTED,
     NO_TIME,
@@ -103,7 +104,7 @@ def _verified(run: Path, plan: Plan) -> Verification:
     found, unreadable = _found(plan, keys)
     record = _Record(plan.adapter, keys, _refusals(run, plan.state.name), Superseded(read_attempts(run)))
     unreadable += record.read(run, plan)
-    rows = [{"kind": "unreadable", "reason": text} for text in unreadable]
+    rows = [{"kind": "unreadable", "reason": as_text(text)} for text in unreadable]
     nothing_read = bool(unreadable) and not len(found[0])
     if not nothing_read:
         rows += _differences(record, found, list(keys), keeps_all=plan.adapter.keeps == "all")

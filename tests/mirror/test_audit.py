@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -250,3 +251,20 @@ def test_it_says_when(tmp_path: Path) -> None:
     table = read_audit(tmp_path)
     assert table.schema.field("time").type == pa.timestamp("us", "UTC")
     assert table["rows"].to_pylist() == [1, 2]
+
+
+def test_a_folder_and_an_address_that_are_no_utf8(tmp_path: Path, small_blocks: None) -> None:
+    """The system takes any bytes for a name; Arrow takes paths, and texts, for UTF-8."""
+    run = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        run.mkdir()
+    except OSError:
+        pytest.skip("this file system wants UTF-8")
+    audit = Audit(run, "tensorboard-1", Destination("tensorboard", str(run), explicit=True))
+    record(audit, *range(21))
+    audit.record("config", rows=1, fields=["name", "caf\udce9"], first_step=None, last_step=None)
+    assert rows(run) == [*range(21), 1]
+    assert len(files(run)) == 4  # two blocks of ten, and two
+    last = read_audit(run).to_pylist()[-1]
+    assert last["destination"].endswith("caf\\udce9")
+    assert last["fields"] == ["name", "caf\\udce9"]

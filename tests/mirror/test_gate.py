@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,8 @@ def test_sites_statistics_and_scalars_against_rows_chosen_by_hand() -> None:
     events = passed.events.to_pylist()
     assert [event["kind"] for event in events] == ["note", "vanishing", "A secret kind"]
     assert {event["value"] for event in events} == {event["threshold"] for event in events} == {None}
-    assert events[1]["message"] == "secret_encoder.conv fades"
+    # The text of an event tells the same numbers.
+    assert events[1]["message"] == "vanishing (critical): secret_encoder.conv activation"
 
 
 def test_no_name_of_a_dropped_row_stays_in_the_dictionaries() -> None:
@@ -357,6 +359,23 @@ def test_messages_of_a_restricted_run_are_made_anew() -> None:
     assert "patient" not in texts(passed)
     unrestricted = gate().chunk(chunk())
     assert unrestricted.events["message"].to_pylist()[0] == "the secret patient"
+
+
+@pytest.mark.parametrize("limits", [{"statistics": ("mean",)}, {"scalars": ("loss",)}])
+def test_a_number_that_is_withheld_is_not_in_the_text_either(limits: dict[str, Any]) -> None:
+    """A run that is not restricted, under a policy for all runs: a rule's text tells what it measured."""
+    given = chunk()
+    told = pa.array(["the loss is 9e+09"] * 4).dictionary_encode()
+    events = given.events.set_column(given.events.schema.get_field_index("message"), "message", told)
+    passed = gate(**limits).chunk(replace(given, events=events.cast(given.events.schema)))
+    assert "9e+09" not in texts(passed)
+    assert passed.events["message"].to_pylist() == [
+        "note (info)",
+        "internal_error (warning): secret_head parameter secret_weight",
+        "vanishing (critical): secret_encoder.conv activation",
+        "A secret kind (info)",
+    ]
+    assert "9e+09" in texts(gate(sites=("*",)).chunk(replace(given, events=events.cast(given.events.schema))))
 
 
 def test_what_an_adapter_may_know_of_the_run(tmp_path: Path) -> None:

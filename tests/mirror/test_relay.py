@@ -15,6 +15,7 @@ from log_rows import new_run, scalar_rows, stats_rows, write_run
 from mirror_helpers import Hanging, JsonLines, Planned, lines, logged, stored_scalars
 
 from statsbridge import MirrorError, PolicyError, Reject, Retry, Selection
+from statsbridge.log.folder import create_run
 from statsbridge.mirror import Batch, delivery
 from statsbridge.mirror import lease as lease_module
 from statsbridge.mirror import tail as tail_module
@@ -450,3 +451,13 @@ def test_a_state_that_cannot_be_written_stops_no_delivery(
     full.clear()
     assert serving.join(20)
     assert stored_scalars(adapter.path) == logged(run)
+
+
+def test_a_config_with_a_path_that_is_no_utf8(tmp_path: Path) -> None:
+    """As a shell hands one over in an argument: no tracker takes it as it is, and all would stop for it."""
+    config = {"data": ["/data/caf\udce9"], "\ud800": {"n": 1}}
+    run = create_run(tmp_path / "runs", name="caf\udce9", config=config, information={})
+    adapter = JsonLines(tmp_path / "store")
+    info = new_plan(run, adapter, adapter.destination(), Selection(), load_policy()).info
+    assert info.name == "caf\\udce9"
+    assert info.config == {"data": ["/data/caf\\udce9"], "\\ud800": {"n": 1}}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_rows import new_run, scalar_rows, stats_rows, write_run
+from mirror_helpers import install, lines
 from verify_helpers import deliver
 
 from statsbridge.log import SCHEMAS, Writer, load
@@ -175,3 +176,21 @@ def test_no_batch_is_of_two_attempts_though_steps_go_on(tmp_path: Path) -> None:
     tables = {table: getattr(data, table).drop_columns("rank") for table in SCHEMAS}
     batches = Selector(Selection()).add(Chunk(**tables, cursor=Cursor()))
     assert [(batch.attempt, batch.points[0].step, batch.points[-1].step) for batch in batches] == [(0, 0, 2), (1, 3, 5)]
+
+
+def test_a_lost_part_that_was_delivered_costs_no_later_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is used again would be one that the mirror has behind it."""
+    monkeypatch.syspath_prepend(str(install(tmp_path / "installed")))
+    store = tmp_path / "store"
+    run = new_run(tmp_path)
+    write_run(run, *(step_work(step) for step in range(10)))
+    deliver(run, f"lines:{store}")
+    for table in ("modules", "stats", "scalars"):
+        for part in sorted((run / table / "rank=0").iterdir())[5:]:
+            part.unlink()
+    writer = begin(run, 5)
+    write(writer, *(step_work(step, 1) for step in range(5, 15)))
+    assert writer.close()
+    deliver(run, f"lines:{store}")
+    values = {(step, value) for name, step, _, value in lines(store) if name == "loss"}
+    assert {(step, repr(step / 7 + 1)) for step in range(5, 15)} <= values

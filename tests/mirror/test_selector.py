@@ -174,6 +174,25 @@ def test_the_cut_into_chunks_changes_nothing(steps: list[Step], data: st.DataObj
         assert [point.step for point in batch.points] == sorted(point.step for point in batch.points)
 
 
+def test_a_pooled_ratio_does_not_depend_on_what_else_is_in_the_chunk() -> None:
+    """Some elements of the update are NaN: it has a norm, of the others, and no ratio."""
+
+    def rows(ratio: float | None) -> list[dict[str, Any]]:
+        return [
+            stats_row("a", "parameter", type="Linear", l2=2.0),
+            stats_row("a", "update", type="Linear", l2=1.0, nan_count=0 if ratio else 1, update_ratio=ratio),
+        ]
+
+    steps = [Step(0, {"loss": 1.0}, stats=rows(0.5)), Step(1, {"loss": 1.0}, stats=rows(None))]
+    whole, pieces = Selector(Selection(figures=False)), Selector(Selection(figures=False))
+    cut = [batch for step in steps for batch in pieces.add(chunk([step]))]
+    assert flat(cut) == flat(whole.add(chunk(steps)))
+    pooled = [
+        point for batch in cut for point in batch.points if point.series.name == "by_type/update/update_ratio/Linear"
+    ]
+    assert [(point.step, point.value) for point in pooled] == [(0, 0.5)]
+
+
 # ---- statistics and the budget -----------------------------------------------------------------------------
 
 

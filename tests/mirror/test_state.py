@@ -14,7 +14,8 @@ from log_rows import new_run, start_program
 
 from statsbridge import ConfigError, LogError, MirrorError, Selection
 from statsbridge.log.folder import STALE
-from statsbridge.mirror import Destination
+from statsbridge.mirror import Destination, Point, Series
+from statsbridge.mirror.dead_letters import DeadLetters, read_dead_letters
 from statsbridge.mirror.state import Counts, MirrorState, Owner, claim, load_state, load_states, mirror_name, state_file
 from statsbridge.mirror.tail import Cursor
 
@@ -135,3 +136,20 @@ def test_a_claim_whose_maker_died_does_not_bar_the_way_for_ever(run: Path) -> No
     file.touch()
     os.utime(file, (1, 1))
     assert claim(run, state.name, lambda: state).owner is not None
+
+
+def test_addresses_and_reasons_that_are_no_utf8(tmp_path: Path) -> None:
+    folder = os.fsdecode(b"/data/caf\xe9")
+    names = {mirror_name(Destination("tensorboard", one, explicit=True)) for one in (folder, "/data/caf", "/data/café")}
+    assert len(names) == 3
+    run = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        run.mkdir()
+    except OSError:
+        pytest.skip("this file system wants UTF-8")
+    letters = DeadLetters()
+    letters.add([Point(Series("loss", "scalar"), 3, 1_700_000_000_000_000, 0.5)], f"{folder} is full")
+    letters.write(run, "lines-1", Cursor())
+    assert read_dead_letters(run, "lines-1").select(["series", "step", "value", "reason"]).to_pylist() == [
+        {"series": "loss", "step": 3, "value": 0.5, "reason": "/data/caf\\udce9 is full"}
+    ]

@@ -301,6 +301,16 @@ def test_the_command_says_that_all_is_proved(run: Path, store: Path) -> None:
     ]
 
 
+def test_the_command_does_not_say_that_what_was_not_sent_is_there(run: Path, store: Path) -> None:
+    deliver(run, f"lines:{store}")
+    (state,) = load_states(run)
+    replace(state, cursor=Cursor()).save(run)
+    store.write_text("")
+    status, text, _ = command("latest", "--against", "lines")
+    assert status == 0
+    assert text.splitlines()[-1] == "what was sent is what the tracker has; statsbridge sync delivers the rest"
+
+
 def test_the_command_says_what_differs_in_every_format(run: Path, store: Path) -> None:
     deliver(run, f"lines:{store}")
     edit(store, lambda there: there.remove(next(line for line in there if line[:2] == ["loss", 4])))

@@ -82,7 +82,8 @@ def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Mirrored:
     (record / "stats" / "rank=0").mkdir(parents=True)
     (record / "run.json").write_text("{}")
     (record / "stats" / "rank=0" / "0-9.parquet").write_bytes(b"part")
-    info = run_info(record, config={"lr": 1e-3, "layers": [1, 2], "": {"optimizer": object}}, versions={"torch": "2"})
+    config = {"lr": 1e-3, "layers": [1, 2], "": {"optimizer": object}, "seed": 2**64, "ends": [-(2**63), 2**63 - 1]}
+    info = run_info(record, config=config, versions={"torch": "2"})
     sent = [Point(Series("values", "scalar"), step, TIME, value) for step, value in enumerate(VALUES)]
     sent += [Point(Series(name, "scalar"), 7, TIME, float(number)) for number, name in enumerate(NAMES)]
     sent += points([statistic(f"blocks.{number}.conv") for number in range(1000)], [10])
@@ -145,7 +146,13 @@ def test_aim_itself_finds_every_curve_without_being_told_to_index(mirrored: Mirr
 def test_the_run_says_what_it_mirrors(mirrored: Mirrored) -> None:
     run = mirrored.run()
     assert (run.name, run.experiment, run.active) == ("a run", "an experiment", False)
-    assert run["hparams"] == {"lr": 1e-3, "layers": [1, 2], "(empty)": {"optimizer": str(object)}}
+    assert run["hparams"] == {
+        "lr": 1e-3,
+        "layers": [1, 2],
+        "(empty)": {"optimizer": str(object)},
+        "seed": str(2**64),  # which Aim's 64 bits do not hold
+        "ends": [-(2**63), 2**63 - 1],
+    }
     told = {"id": "run-1", "attempt": 0, "created": "2026-01-02T00:00:00+00:00", "versions": {"torch": "2"}}
     assert run["statsbridge"] == told | {"status": "finished"}
 

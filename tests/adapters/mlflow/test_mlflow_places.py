@@ -27,6 +27,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("https://mlflow.lab.example/prefix", "https://mlflow.lab.example/prefix"),
         ("https://me:secret@mlflow.lab.example", "https://mlflow.lab.example"),
         ("postgresql://me:secret@db:5432/mlflow?password=secret", "postgresql://db:5432/mlflow"),
+        ("postgresql://me:secret@db/mlflow?options=a@b", "postgresql://db/mlflow"),
+        ("postgresql://me:secret%2Fsecret@db/mlflow", "postgresql://db/mlflow"),
+        ("https://mlflow.lab.example:5000/team@lab", "https://mlflow.lab.example:5000/team@lab"),
         ("sqlite:///mlflow.db", "sqlite:///{here}/mlflow.db"),
         ("sqlite:///../mlflow.db", "sqlite:///{above}/mlflow.db"),
         ("sqlite:////data/a%20b.db", "sqlite:////data/a b.db"),
@@ -49,6 +52,22 @@ def test_address(target: str, address: str, here: Path) -> None:
 def test_credentials_that_can_be_read_in_two_ways_are_refused() -> None:
     with pytest.raises(ConfigError, match="MLFLOW_TRACKING_USERNAME"):
         MLflow("https://evil.example\\@mlflow.lab.example")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "postgresql://me:sec/ret@db/mlflow",  # which SQLAlchemy takes, and connects
+        "postgresql://me:12/ret@db/mlflow",
+        "mysql+pymysql://me:sec?ret@db/mlflow",
+        "https://me:sec/ret@mlflow.lab.example",
+        "https://me:sec#ret@mlflow.lab.example",
+    ],
+)
+def test_a_password_that_reaches_beyond_the_host_is_refused_and_not_told(target: str) -> None:
+    with pytest.raises(ConfigError, match="write them as %2F") as caught:
+        MLflow(target)
+    assert "ret" not in str(caught.value)
 
 
 def test_without_a_setting_it_is_mlflows_own_default(here: Path) -> None:

@@ -90,7 +90,7 @@ class Source:
         for block, less in pairs:
             target = buffer[: block.numel()].view(block.shape).copy_(block)
             if less is not None:
-                target.sub_(less)
+                target.sub_(less.to(target.dtype) if less.dtype.itemsize == 1 else less)  # float8 knows no arithmetic
             yield scratch[: block.numel()]
 
 

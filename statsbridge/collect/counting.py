@@ -85,10 +85,10 @@ def _keep_within(code: npt.NDArray[Any], last: npt.NDArray[Any], beyond: bool) -
     """Bring what is beyond the bins into the outermost ones.
 
     A glance at the smallest and the largest costs a third of that. Not to look would be to trust in what others have
-    computed: one value outside, and the rows of a whole step are lost.
+    computed: one value outside, and the rows of a whole step are lost. What is NaN is beyond as well.
     """
     if beyond or not (code.min(initial=0) >= 0 and code.max(initial=0) < last.min(initial=np.inf) + 1):
-        np.minimum(np.maximum(code, 0, out=code), last, out=code)
+        np.minimum(np.fmax(code, 0, out=code), last, out=code)
 
 
 def _count_long(

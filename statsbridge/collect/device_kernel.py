@@ -10,7 +10,7 @@ from .blocks import coprime_stride, memory_order
 from .histogram import exponent_layout
 from .piece import PLAIN_DTYPES, SAMPLE_SIZE, SMALL, Parts, Wanted
 
-_NO_GAIN_BEYOND = 1e37
+_NO_GAIN_BEYOND = {torch.float32: 1e37, torch.float64: 1e300}
 
 
 def measure_on_device(
@@ -36,7 +36,7 @@ def measure_on_device(
     # From the middle of the extremes to the mean in one step: a sum of numbers that all share a large offset
     # would miss their mean by more than their spread.
     middle, reach = low / 2 + high / 2, high / 2 - low / 2
-    gain = torch.where(reach > 0, 1 / reach, 1.0).clamp(max=_NO_GAIN_BEYOND)
+    gain = torch.where(reach > 0, 1 / reach, 1.0).clamp(max=_NO_GAIN_BEYOND[x.dtype])
     shift = middle + torch.where(finite, x - middle, 0.0).mul_(gain).sum() / used / gain
     d = torch.where(finite, x - shift, 0.0).mul_(gain)
     squares = d * d

@@ -64,6 +64,7 @@ class Reducer:
         self._measured: set[int] = set()
         self._spreads: list[tuple[Integers, Floats]] = []
 
+    @np.errstate(all="ignore")  # warnings may be errors, and numbers of float64 that overflow cost no rows of others
     def add(self, numbers: Sequence[int], pieces: Sequence[Piece]) -> None:
         """Add pieces to rows; several pieces of one row are merged as if they had been one tensor.
 
@@ -198,7 +199,7 @@ class Reducer:
         """Give the shape estimator what it needs of tensors that have a finite element."""
         constant = np.flatnonzero(columns["std"] == 0)
         self._shapes.add_constants(owner[constant], columns["mean"][constant], elements[constant])
-        spread = np.flatnonzero(columns["std"] > 0)
+        spread = np.flatnonzero((columns["std"] > 0) & np.isfinite(columns["std"]))
         self._shapes.add(
             Samples(
                 owner[spread],

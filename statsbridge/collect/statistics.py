@@ -4,6 +4,7 @@ The training thread does only what cannot wait: sums over large tensors, a copy 
 merged and estimated from those is done for all tensors of a step at once, in float64, by the background thread.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,14 @@ def measure(
 
 
 def sum_of_squares(piece: Piece) -> float | None:
-    """Σx² of a tensor as it was given, before `scale`; None unless its elements are finite, and summed already."""
+    """Σx² of a tensor as it was given, before `scale`; None unless finite, as all elements are, and summed already."""
     raw = piece.raw
     if raw is None or raw.nan_count or raw.inf_count:
         return None
-    about_shift = raw.sum2 / raw.gain**2 + 2 * raw.shift * raw.sum1 / raw.gain
-    return piece.repeat * max(about_shift + raw.elements * raw.shift**2, 0.0)
+    # Products, for Python's powers raise where these overflow. Squares of a constant may also have done so in float32.
+    about_shift = raw.sum2 / raw.gain / raw.gain + 2 * raw.shift * raw.sum1 / raw.gain
+    square = piece.repeat * max(about_shift + raw.elements * raw.shift * raw.shift, 0.0)
+    return square if math.isfinite(square) else None
 
 
 def _without_numbers(tensor: torch.Tensor) -> str | None:

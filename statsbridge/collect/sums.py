@@ -15,7 +15,8 @@ Block = npt.NDArray[Any]
 # Sums of d⁴ in float32 are good where the spread of d is in here, and its mean not far outside its spread.
 _NARROWEST, _WIDEST, _FARTHEST = 1e-8, 1e7, 1.5
 _SMALLEST_REACH = 1e-7  # the spread of nearly all tensors lies within a tenth of their largest element
-_LARGEST_EXPONENT = 120
+_LARGEST_EXPONENT = 120  # of a gain in float32
+_WIDE, _LARGEST_WIDE_EXPONENT = 180, 1000  # from here on only float64 has numbers, and a gain may be so large
 
 
 @dataclass(slots=True)
@@ -55,7 +56,9 @@ def _shift_and_gain(mean: float, std: float) -> tuple[float, float]:
 
 def _power_of_two(size: float) -> float:
     """About 1 / size, but exact to multiply by."""
-    return math.ldexp(1.0, max(-_LARGEST_EXPONENT, min(_LARGEST_EXPONENT, -math.frexp(size)[1])))
+    exponent = -math.frexp(size)[1]
+    largest = _LARGEST_EXPONENT if abs(exponent) <= _WIDE else _LARGEST_WIDE_EXPONENT
+    return math.ldexp(1.0, max(-largest, min(largest, exponent)))
 
 
 def better_guess(raw: Raw) -> tuple[float, float] | None:

@@ -85,6 +85,18 @@ def test_infinities_are_beyond() -> None:
     assert counts.sum(axis=1).tolist() == [5000, 100]
 
 
+@pytest.mark.parametrize("lengths", [[8192, 8192], [100, 200]])
+def test_what_is_no_number_is_beyond(lengths: list[int]) -> None:
+    """An infinity times a factor that float32 has no digits for: the other rows of the step do not get lost for it."""
+    codes = codes_of(lengths)
+    codes.values[0][:5] = np.inf
+    codes.factor[0] = 1e-60
+    counts, _ = count_codes(codes, BINS)
+    assert counts.sum(axis=1).tolist() == lengths
+    assert counts[0, 0] == 5
+    np.testing.assert_array_equal(counts[1], counted_one_by_one(codes)[1])
+
+
 @pytest.mark.parametrize("lengths", [[8192, 8192], [100, 200], [3000, 20]])
 def test_a_value_outside_that_nobody_expected_is_beyond(lengths: list[int]) -> None:
     """The other rows of the step do not get lost for it."""

@@ -96,6 +96,22 @@ def test_squares_of_what_was_measured(tensor: torch.Tensor) -> None:
     assert math.sqrt(square) == pytest.approx(oracle([tensor]), rel=2e-6)
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.full((100_000,), 1e25),
+        torch.full((300_000,), -1e37),
+        torch.full((100_000,), 1e200, dtype=torch.float64),
+        torch.randn(100_000).double() * 1e200,
+        torch.randn(100_000).double() + 1e200,
+    ],
+    ids=["constant", "larger constant", "float64 constant", "float64", "float64 far from zero"],
+)
+def test_squares_that_overflow_are_not_known(tensor: torch.Tensor) -> None:
+    """The norm is then computed by itself: neither NaN nor an exception."""
+    assert sum_of_squares(measure(tensor, Wanted())) is None
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_no_squares_of_what_is_not_finite(bad: float) -> None:
     tensor = torch.randn(100_000)

@@ -96,6 +96,22 @@ def test_nan_and_infinities_are_counted_and_left_out(dtype: torch.dtype, size: i
         assert row["kl_unit_gaussian"] < 0.02
 
 
+@pytest.mark.parametrize("size", [700, 5000, 140_000])
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-60, 1e60, 1e100, 1e200, 1e300])
+def test_float64_beyond_what_float32_can_hold(scale: float, size: int):
+    for values in (normal(size).double(), normal(size).double() + 2, normal(size).double().relu()):
+        row, usual = measured(values * scale), measured(values)
+        assert_statistics(row, array_of(values * scale))
+        if scale < 1:  # beyond, the square of the mean and the spread is all that is left of the divergence
+            assert shape_of(row) == pytest.approx(shape_of(usual), abs=0.01)
+
+
+def shape_of(row: dict[str, float]) -> float:
+    """What the divergence says beside mean and spread."""
+    gaussian = 0.5 * (row["mean"] ** 2 + row["std"] ** 2 - 1) - math.log(row["std"])
+    return row["kl_unit_gaussian"] - gaussian
+
+
 @pytest.mark.parametrize("size", [5, 100_000])
 def test_no_finite_element_leaves_nulls(size: int):
     row = measured(torch.full((size,), math.nan))
@@ -161,6 +177,13 @@ def test_the_difference_of_tensors_in_different_layouts():
     for other in others:
         assert_statistics(measured(after, minus=other), array_of(after - before))
         assert_statistics(measured(other, minus=after), array_of(before - after))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("size", [600, 5000, 150_000])
+def test_the_difference_of_tensors_of_eight_bits(size: int, dtype: torch.dtype):
+    after, before = normal(size).to(dtype), normal(size, seed=1).to(dtype)
+    assert_statistics(measured(after, minus=before), array_of(after.float()) - array_of(before.float()))
 
 
 @pytest.mark.parametrize("size", [600, 150_000])

@@ -141,6 +141,16 @@ def test_micro_batches_whose_spreads_are_worlds_apart(spread: float):
     test_micro_batches_are_one_tensor.hypothesis.inner_test(split, False)
 
 
+@pytest.mark.parametrize("scale", [1e-280, 1e280])
+def test_overflows_are_no_warnings(scale: float):
+    """With `python -W error` they would be errors, and the rows of the step be lost."""
+    parts = [torch.randn(9000).double() * scale, torch.randn(9000).double(), torch.randn(300).double() / scale]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        row = rows_of([measure(part, Wanted(histogram=True)) for part in parts])
+    assert row["count"][0] == 18_300
+
+
 @BOTH
 def test_large_and_small_micro_batches_with_unequal_means(monkeypatch: pytest.MonkeyPatch, host: bool):
     force(monkeypatch, host)

@@ -166,6 +166,40 @@ def test_the_norm_of_large_gradients_on_every_step(record: Record, every: int, s
     assert list(found.values()) == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
+def test_gradients_and_outputs_of_enormous_numbers_cost_no_row(record: Record) -> None:
+    """Squares that overflow are no NaN in the norm, and one tensor beyond float32 does not take its step along."""
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100)).double()
+    run = record(model, every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for scale in (1.0, 1e100, 1e200):
+        optimizer.zero_grad()
+        model(torch.randn(64, 100).double() * scale).mean().backward()
+        gradient = model[0].weight.grad
+        assert gradient is not None
+        gradient.fill_(1e25)
+        optimizer.step()
+        run.step()
+    run.finish()
+    data = statsbridge.load(run.path)
+    found = rows(data)
+    assert len(found) == 3 * 18
+    assert {one["status"] for one in found} == {None}
+    assert all(one["std"] is not None for one in found)
+    assert scalars(data.scalars, "grad_norm_applied")[0] == pytest.approx(1e27, rel=1e-6)
+
+
+def test_an_enormous_gradient_that_is_all_alike_has_a_norm(record: Record) -> None:
+    model = nn.Linear(100, 100, bias=False)
+    run = record(model, every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model(torch.randn(4, 100)).mean().backward()
+    model.weight.grad = torch.full((100, 100), 1e37)
+    optimizer.step()
+    run.step()
+    run.finish()
+    assert scalars(statsbridge.load(run.path).scalars, "grad_norm_applied")[0] == pytest.approx(1e39, rel=1e-6)
+
+
 def test_two_backwards_through_one_graph_have_no_numbers(record: Record) -> None:
     model = Small()
     run = record(model)

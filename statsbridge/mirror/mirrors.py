@@ -219,7 +219,7 @@ class Mirrors:
     def _tell_rest(self, relay: Relay) -> None:
         state, reason = relay.state, relay.state.reason
         if not relay.began:
-            reason = "another process serves it, or has until a moment ago"
+            reason = "another process serves it, or did until a moment ago"
             with suppress(LogError):
                 state = load_state(state_file(self._run, state.name))
         rows = remaining(self._run, state.cursor)

@@ -114,7 +114,8 @@ def statistics_of(stats: pa.Table) -> tuple[str, ...]:
         for name in names[names.index("count") :]
         if pa.types.is_integer(stats.schema.field(name).type) or pa.types.is_floating(stats.schema.field(name).type)
     ]
-    return (*(name for name in numeric if name != "rank"), "abs_max")
+    # What tells processes and the pieces of a sharded tensor apart is no number of a tensor.
+    return (*(name for name in numeric if name not in ("rank", "shard", "shards")), "abs_max")
 
 
 def overview(

@@ -206,6 +206,7 @@ def test_a_glob_chooses_modules() -> None:
         ),
         ({"statistics": ["sdt"]}, "unknown statistic sdt: did you mean std? Choices: std, "),
         ({"statistics": ["seq"]}, "unknown statistic seq: "),
+        ({"statistics": ["shard"]}, "unknown statistic shard: "),
         ({"statistics": ["histogram"]}, "unknown statistic histogram: "),
         ({"statistics": ["update_ratio"]}, "statistic update_ratio belongs to site update, not activation"),
         ({"step": 17}, "unknown step 17 (not sampled): Choices: 20, 0"),

@@ -3,9 +3,8 @@
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +40,7 @@ def coprime_stride(elements: int, wanted: int) -> int:
     return shorter if usual / shorter <= longer / usual else longer
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """A tensor in host memory, or the difference of two of one shape, to be read block by block.
 
     A dense tensor of any memory format is one-dimensional here, in the order of its storage.

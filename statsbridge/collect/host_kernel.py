@@ -13,7 +13,7 @@ import torch
 from ..moments import HISTOGRAM_BINS
 from .blocks import Source
 from .histogram import histogram_of
-from .parallel_pass import parallel_pass, worth_a_team
+from .parallel_pass import parallel_pass
 from .piece import Raw, Wanted
 from .serial_pass import Workspace, serial_pass, workspace
 from .sums import Sample, better_guess
@@ -32,26 +32,23 @@ def measure_blocks(
 ) -> tuple[Raw, npt.NDArray[np.float32] | None, npt.NDArray[np.int64] | None]:
     """Sums, sample and histogram of `tensor − minus`, of at least one element, on the host, without autograd."""
     dtype = compute_dtype(tensor, minus)
-    space = workspace(dtype)
     source = Source.of(tensor, minus)
-    sample = Sample.of(tensor.numel()) if wanted.kl else None
-    # Training may run with numpy's warnings turned into errors, and NaNs and overflows are our daily bread.
-    with np.errstate(all="ignore"):
-        raw = _sums(source, dtype, sample)
-        histogram = _histogram(source, space, scale) if wanted.histogram else None
-    return raw, None if sample is None else sample.values[: sample.filled], histogram
+    sample = Sample(source.tensor.numel()) if wanted.kl else None
+    raw = _sums(source, dtype, sample)
+    histogram = _histogram(source, workspace(dtype), scale) if wanted.histogram else None
+    return raw, None if sample is None else sample.values, histogram
 
 
 def _sums(source: Source, dtype: torch.dtype, sample: Sample | None) -> Raw:
     """Sums with a shift and a gain that make them accurate: taken from the first block, corrected where it misled."""
-    shift, gain, finite_only, team = 0.0, 1.0, False, worth_a_team(source)
+    shift, gain, finite_only, team = 0.0, 1.0, False, torch.get_num_threads() > 1
     for attempt in range(_ATTEMPTS):
-        if sample is not None:
-            sample.seen = sample.filled = 0
-        if finite_only or not team:
-            raw = serial_pass(source, workspace(dtype), shift, gain, sample, finite_only, attempt == 0)
-        else:
+        if sample is not None and attempt:
+            sample.start()
+        if team and not finite_only:
             raw = parallel_pass(source, dtype, shift, gain, sample, attempt == 0)
+        else:
+            raw = serial_pass(source, workspace(dtype), shift, gain, sample, finite_only, attempt == 0)
         if math.isnan(raw.minimum):
             finite_only, shift, gain = True, 0.0, 1.0
             continue
@@ -63,6 +60,8 @@ def _sums(source: Source, dtype: torch.dtype, sample: Sample | None) -> Raw:
     return raw
 
 
+# Training may run with numpy's warnings turned into errors, and NaNs and overflows are our daily bread.
+@np.errstate(all="ignore")
 def _histogram(source: Source, space: Workspace, scale: float) -> npt.NDArray[np.int64]:
     counts = np.zeros(HISTOGRAM_BINS, dtype=np.int64)
     for block in source.read(space.input):

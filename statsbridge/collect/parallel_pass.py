@@ -6,7 +6,7 @@ training does. Each thread's share of a block stays in its core's cache from one
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import torch
 
@@ -16,40 +16,40 @@ from .sums import Sample, better_guess, first_gain
 
 _SHARE = 262_144  # elements of a block for each thread, about: larger ones leave the caches, smaller ones pay for calls
 _LARGEST = 2**23  # of a block, about: half as many again float32 still counts exactly
-_WORTH = 131_072  # elements of a tensor from which the wait for the team pays
-
-
-def worth_a_team(source: Source) -> bool:
-    """Whether a tensor is so large, and torch has so many threads, that more than one should work on it."""
-    return source.tensor.numel() >= _WORTH and torch.get_num_threads() > 1
+_SIZES = 256  # of blocks, whose scratch is kept ready
 
 
 class _Buffers:
-    """One block each, of one thread and dtype."""
+    """One block each, of one thread and dtype, for teams of one size."""
 
-    def __init__(self, dtype: torch.dtype, size: int) -> None:
+    def __init__(self, dtype: torch.dtype, threads: int) -> None:
+        self.threads = threads
+        self.usual = min(_SHARE * threads, _LARGEST)
         with torch.inference_mode(False):
-            self.input, self.shifted, self.scratch = torch.empty((3, size), dtype=dtype, device="cpu")
+            self.input, self.shifted, self._scratch = torch.empty((3, self.usual * 3 // 2), dtype=dtype, device="cpu")
         self.number = self.input.numpy().dtype.type
+        self._scratch_of: dict[int, torch.Tensor] = {}
 
-
-def _block_size(elements: int) -> int:
-    """Blocks of one size, up to half as large again as they should be: a small last one costs nearly as much."""
-    return -(-elements // max(1, round(elements / _usual_size())))
-
-
-def _usual_size() -> int:
-    return min(_SHARE * torch.get_num_threads(), _LARGEST)
+    def scratch(self, size: int) -> torch.Tensor:
+        """So much of the last block: cutting it anew would take as long as a pass over many a tensor."""
+        found = self._scratch_of.get(size)
+        if found is None:
+            if len(self._scratch_of) >= _SIZES:
+                self._scratch_of.clear()
+            with torch.inference_mode(False):
+                found = self._scratch_of[size] = self._scratch[:size]
+        return found
 
 
 _local = threading.local()
 
 
 def _buffers(dtype: torch.dtype) -> _Buffers:
-    name = f"{dtype} {torch.get_num_threads()}"
+    threads = torch.get_num_threads()
+    name = "single" if dtype == torch.float32 else "double"
     found: _Buffers | None = getattr(_local, name, None)
-    if found is None:
-        found = _Buffers(dtype, _usual_size() * 3 // 2)
+    if found is None or found.threads != threads:
+        found = _Buffers(dtype, threads)
         setattr(_local, name, found)
     return found
 
@@ -60,14 +60,17 @@ def parallel_pass(
     """Sums over all blocks, of d = (x − shift) · gain.
 
     At the first block with a NaN or an infinity it gives up. Where `tentative`, the very first block may choose
-    another gain, and gives up within that block where it knows a better shift or gain.
+    another gain, and of several blocks gives up within that one where it knows a better shift or gain.
+
+    It is called where neither code nor data are in the cache: few different operations, and few lines of Python, are
+    as important as fast ones.
     """
     buffers = _buffers(dtype)
-    shift = float(buffers.number(shift))  # what is reported has to be what was subtracted
+    shift = float(buffers.number(shift)) if shift else 0.0  # what is reported has to be what was subtracted
     count = zeros = 0
     sum1 = sum2 = sum3 = sum4 = absolute = 0.0
     low, high = math.inf, -math.inf
-    for x in _blocks(source, buffers.input):
+    for x in _blocks(source, buffers):
         size = x.numel()
         count += size
         lowest, highest = torch.aminmax(x)
@@ -80,13 +83,13 @@ def parallel_pass(
             gain = first_gain(low, high)
         d = x if shift == 0 else torch.sub(x, shift, out=buffers.shifted[:size])
         d = d if gain == 1 else torch.mul(d, gain, out=buffers.shifted[:size])
-        scratch = buffers.scratch[:size]
+        scratch = buffers.scratch(size)
         squares = torch.square(d, out=scratch)
         # torch.sum adds pairwise, torch.dot one by one in a few lanes: good enough for the third and fourth powers.
         total = d.sum().item()
         sum1 += total
         sum2 += squares.sum().item()
-        if tentative:
+        if tentative and size < source.tensor.numel():
             tentative = False
             if better_guess(Raw(count, 0, 0, shift, gain, sum1, sum2, 0.0, 0.0, low, high, 0.0, 0)):
                 break
@@ -105,17 +108,19 @@ def parallel_pass(
     return Raw(count, 0, 0, shift, gain, sum1, sum2, sum3, sum4, low, high, absolute / gain, zeros)
 
 
-def _blocks(source: Source, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
-    tensor, minus = source.tensor, source.minus
-    size = _block_size(tensor.numel())
-    if tensor.dim() != 1 or tensor.dtype != buffer.dtype or (minus is not None and minus.dtype != buffer.dtype):
-        yield from map(torch.from_numpy, source.read(buffer[:size]))
-    elif minus is None:
-        yield from torch.split(tensor, size) if tensor.numel() > size else (tensor,)
-    else:
-        parts = torch.split(tensor, size), torch.split(minus, size)
-        for part, less in zip(*parts, strict=True):
-            yield torch.sub(part, less, out=buffer[: part.numel()])
+def _blocks(source: Source, buffers: _Buffers) -> Iterable[torch.Tensor]:
+    """Blocks of one size, up to half as large again as they should be: a small last one costs nearly as much."""
+    tensor, minus = source
+    elements, dtype = tensor.numel(), buffers.input.dtype
+    number = max(1, round(elements / buffers.usual))
+    size = -(-elements // number)
+    if tensor.dim() != 1 or tensor.dtype != dtype or (minus is not None and minus.dtype != dtype):
+        return map(torch.from_numpy, source.read(buffers.input[:size]))
+    parts = (tensor,) if number == 1 else torch.split(tensor, size)
+    if minus is None:
+        return parts
+    less = (minus,) if number == 1 else torch.split(minus, size)
+    return (torch.sub(a, b, out=buffers.input[: a.numel()]) for a, b in zip(parts, less, strict=True))
 
 
 def _zeros(x: torch.Tensor, scratch: torch.Tensor) -> int:

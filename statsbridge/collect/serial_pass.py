@@ -43,6 +43,7 @@ def workspace(dtype: torch.dtype) -> Workspace:
     return space
 
 
+@np.errstate(all="ignore")  # training may run with numpy's warnings turned into errors
 def serial_pass(
     source: Source,
     space: Workspace,

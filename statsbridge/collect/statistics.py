@@ -22,6 +22,7 @@ from .reduce import Reducer
 
 __all__ = ["STATISTICS", "Piece", "Reducer", "Wanted", "measure", "pack", "runs_on_host", "sum_of_squares"]
 
+_USUAL_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NUMPY_DTYPES = (torch.float32, torch.float64, torch.float16)
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -53,11 +54,12 @@ def measure(
     Nothing waits for a device, except for the coalescing of a sparse gradient, and for a scale that lies on another
     device than its tensor.
     """
-    if is_lazy(tensor) or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if type(tensor) in _USUAL_TYPES:
+        tensor = tensor.detach()
+    elif is_lazy(tensor) or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return Piece("unsupported", _element_count(tensor))
-    tensor = tensor.detach()
-    if type(tensor) is not torch.Tensor:
-        tensor = tensor.as_subclass(torch.Tensor)
+    else:
+        tensor = tensor.detach().as_subclass(torch.Tensor)
     status = _without_numbers(tensor)
     if status is not None:
         return Piece(status, _element_count(tensor))

@@ -1,7 +1,6 @@
 """What both ways of summing a tensor share: the sample they take on their way, and when sums can be trusted."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,8 @@ from .piece import SAMPLE_SIZE, Raw
 
 Block = npt.NDArray[Any]
 
+_NOTHING = np.empty(0, dtype=np.float32)
+
 # Sums of d⁴ in float32 are good where the spread of d is in here, and its mean not far outside its spread.
 _NARROWEST, _WIDEST, _FARTHEST = 1e-8, 1e7, 1.5
 _SMALLEST_REACH = 1e-7  # the spread of nearly all tensors lies within a tenth of their largest element
@@ -19,25 +20,34 @@ _LARGEST_EXPONENT = 120  # of a gain in float32
 _WIDE, _LARGEST_WIDE_EXPONENT = 180, 1000  # from here on only float64 has numbers, and a gain may be so large
 
 
-@dataclass(slots=True)
 class Sample:
     """Every `step`-th finite element of what is read, as float32."""
 
-    values: npt.NDArray[np.float32]
-    step: int
-    seen: int = 0
-    filled: int = 0
+    __slots__ = ("_parts", "_seen", "_step")
 
-    @classmethod
-    def of(cls, elements: int) -> "Sample":
-        step = coprime_stride(elements, SAMPLE_SIZE)
-        return cls(np.empty(-(-elements // step), dtype=np.float32), step)
+    def __init__(self, elements: int) -> None:
+        self._step = coprime_stride(elements, SAMPLE_SIZE)
+        self.start()
+
+    def start(self) -> None:
+        """Forget what was taken: the tensor is read once more."""
+        self._parts: list[npt.NDArray[np.float32]] = []
+        self._seen = 0
 
     def take(self, block: Block) -> None:
-        part = block[-self.seen % self.step :: self.step]
-        self.values[self.filled : self.filled + len(part)] = part
-        self.filled += len(part)
-        self.seen += len(block)
+        """Look through the next block."""
+        part = block[-self._seen % self._step :: self._step]
+        if part.dtype == np.float32:
+            self._parts.append(part.copy())
+        else:
+            with np.errstate(all="ignore"):  # training may run with numpy's warnings turned into errors
+                self._parts.append(part.astype(np.float32))
+        self._seen += len(block)
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """What was taken."""
+        return self._parts[0] if len(self._parts) == 1 else np.concatenate([_NOTHING, *self._parts])
 
 
 def first_gain(low: float, high: float) -> float:

@@ -1,7 +1,7 @@
 """Every statistic against float64 scipy and numpy, on the host's way and on the accelerator's."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -14,11 +14,14 @@ from statsbridge.collect.statistics import STATISTICS, Wanted, measure
 from statsbridge.moments import ZERO_BIN, histogram_edges
 
 
-@pytest.fixture(params=["host", "device"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of measuring; that of accelerators with tensors in host memory."""
-    monkeypatch.setattr(statistics, "runs_on_host", lambda tensor: request.param == "host")
-    return request.param
+@pytest.fixture(params=["team", "one core", "device"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """All ways of measuring: with a team of threads, on one core, and that of accelerators, here in host memory."""
+    monkeypatch.setattr(statistics, "runs_on_host", lambda tensor: request.param != "device")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if request.param == "one core" else 2)
+    yield request.param
+    torch.set_num_threads(threads)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -24,7 +24,7 @@ from .forward import ForwardHooks
 from .messages import Reporter, Submit
 from .modules import ModuleIndex
 from .optimizers import OptimizerWatch
-from .parameters import ParameterWatch
+from .parameters import BYPASSED, ParameterWatch
 from .rows import BY_HAND, Key, Rows
 from .scaler import ScalerWatch, fused_scale
 from .shards import Layout, Part, Scalar
@@ -135,7 +135,7 @@ class Collector:
             self._reporter.problem("optimizer_not_stepped", messages.OPTIMIZER_NOT_STEPPED)
             return scalars, False
         try:
-            self._look_again()
+            self._look_again(outside=True)
             if (norm := self._parameters.norm()) is not None:
                 scalars["param_norm"] = norm
         except Exception as error:  # the window must close all the same
@@ -245,21 +245,21 @@ class Collector:
                 self._rows.row(key).status = "internal_error"
             return None
 
-    def _look_again(self) -> None:
+    def _look_again(self, *, outside: bool = False) -> None:
         """Once a window, when its first forward begins: modules and parameters may have come, gone or been replaced.
 
-        The window was opened at the end of the step before, too early for what is changed between two steps. Where
-        there are lazy modules it is done once more: they get type, size and parameters in the forward pass.
+        The window was opened at the end of the step before, too early for what is changed between two steps. When an
+        optimizer steps or the window ends, `outside` of forward passes, it is done once more where the parameters
+        are others by then: lazy modules get theirs in the forward pass, and `torch.func.functional_call` puts other
+        tensors in their place while it runs.
         """
-        if self._rows is None or (self._fresh and not self._parameters.incomplete):
+        if self._rows is None or (self._fresh and not (outside and self._parameters.outdated())):
             return
-        second, self._fresh = self._fresh, True
+        self._fresh = True
         if self._index.refresh():
             self.calls.changed = True
             self._activations.modules.look()
-        self._parameters.refresh()
-        if second:
-            self._parameters.incomplete = False  # those that are still lazy have their turn in the next window
+        self._parameters.refresh(settled=outside)
         self.optimizers.forget_members()
         self._activations.choose()
 
@@ -291,7 +291,7 @@ class Collector:
 
     def tracked(self, parameter: torch.Tensor) -> bool:
         """Whether the tensor is a parameter of the models."""
-        self._look_again()
+        self._look_again(outside=True)
         return self._parameters.tracked(parameter)
 
     def stepping(self) -> None:
@@ -320,6 +320,8 @@ class Collector:
     # ------------------------------------------------------------------ what is said
 
     def _check_forwards(self) -> None:
+        if self._parameters.bypassed():
+            self._reporter.problem("parameters_bypassed", BYPASSED)
         if self._activations.counted:
             return
         if self._trained_unseen():

@@ -40,7 +40,7 @@ class OptimizerRecord:
     reference: weakref.ref[Optimizer]
     rates: dict[str, Scalar] = field(default_factory=dict)  # by name of the parameter group, when last looked at
     signature: int = 0  # of the parameters that `members` was made from
-    members: list[weakref.ref[torch.Tensor]] = field(default_factory=list)  # its parameters that are tracked
+    members: list[int] = field(default_factory=list)  # which of its parameters are tracked
     norm: Scalar | Part | None = None  # of the gradients it last stepped with
     stepped: bool = False  # since the last `OptimizerWatch.close_step`
     skipped: bool = False  # a fused step found its gradients overflown
@@ -152,21 +152,17 @@ class OptimizerWatch:
         if record is None and self._strangers.get(optimizer) == signature:
             return None
         if record is None or record.signature != signature:
-            members = [parameter for parameter in parameters if self._listener.tracked(parameter)]
+            members = [number for number, parameter in enumerate(parameters) if self._listener.tracked(parameter)]
             if record is None and not members:
                 self._strangers[optimizer] = signature
                 return None
-            record = record or self._discover(optimizer, members)
-            record.signature, record.members = signature, [weakref.ref(parameter) for parameter in members]
-        alive = (reference() for reference in record.members)
-        return record, [parameter for parameter in alive if parameter is not None]
+            record = record or self._discover(optimizer, [parameters[number] for number in members])
+            record.signature, record.members = signature, members
+        return record, [parameters[number] for number in record.members]
 
     def held(self) -> set[int]:
         """The ids of all parameters that known optimizers hold."""
-        alive = (record for record in self._records if record.reference() is not None)
-        return {
-            id(parameter) for record in alive for reference in record.members if (parameter := reference()) is not None
-        }
+        return {id(parameter) for optimizer in self.alive() for parameter in _parameters(optimizer)}
 
     def alive(self) -> list[Optimizer]:
         """The known optimizers."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.optim import Optimizer
 
 from .facts import Fact, Told
-from .modules import ModuleEntry
+from .kept import Named, Remembered
 
 #: Steps of any optimizer after which one that has not been seen is not there: some step only each fifth time.
 FEWEST_OPTIMIZER_STEPS = 8
@@ -22,14 +20,6 @@ FEWEST_STEPS = 2
 #: Sampled steps in a row in each of which a parameter is a new one.
 FEWEST_RENEWALS = 3
 
-
-class Named(NamedTuple):
-    """What a parameter is called. It does not hold the parameter, which may be freed with its model."""
-
-    module: ModuleEntry
-    tensor: str
-
-
 _Place = tuple[int, str]
 
 
@@ -38,9 +28,9 @@ class ParameterFacts:
 
     def __init__(self) -> None:
         self._ids: tuple[int, ...] = ()
-        self._known: dict[_Place, weakref.ref[torch.Tensor]] = {}
+        self._known: dict[_Place, Remembered] = {}
         # Replaced since the last close: by place, the parameter before, and its name.
-        self._replaced: dict[_Place, tuple[weakref.ref[torch.Tensor], Named]] = {}
+        self._replaced: dict[_Place, tuple[Remembered, Named]] = {}
         self._renewals: Counter[_Place] = Counter()
         self._renewed: set[_Place] = set()
         self._unheld: dict[_Place, Named] = {}
@@ -49,19 +39,19 @@ class ParameterFacts:
         self._told_replaced = Told()
         self.optimizer_steps = 0
 
-    def look(self, parameters: Mapping[torch.Tensor, Named], is_cut: Callable[[torch.Tensor], bool]) -> None:
+    def look(self, parameters: Sequence[tuple[Named, torch.Tensor]]) -> None:
         """The parameters as they are now, but for those that FullyShardedDataParallel makes anew."""
-        ids = tuple(map(id, parameters))
-        if ids == self._ids and all(known() is not None for known in self._known.values()):
+        ids = tuple(id(parameter) for _, parameter in parameters)
+        if ids == self._ids and not any(known.gone for known in self._known.values()):
             return  # the usual case: no parameter that was there is gone, so no id means another one
-        now = {(name.module.index, name.tensor): (p, name) for p, name in parameters.items() if not is_cut(p)}
+        now = {(name.module.index, name.tensor): (parameter, name) for name, parameter in parameters}
         for place, (parameter, name) in now.items():
             before = self._known.get(place)
-            if before is not None and before() is not parameter:
+            if before is not None and not before.same(parameter):
                 self._replaced.setdefault(place, (before, name))
                 self._renewed.add(place)
         self._ids = ids
-        self._known = {place: weakref.ref(parameter) for place, (parameter, _) in now.items()}
+        self._known = {place: Remembered(parameter) for place, (parameter, _) in now.items()}
 
     def stepped(self, missing: Iterable[tuple[Named, torch.Tensor]]) -> None:
         """An optimizer has stepped in a window, without these parameters."""
@@ -76,20 +66,19 @@ class ParameterFacts:
             return []
         held = {id(p) for optimizer in optimizers() for group in optimizer.param_groups for p in group["params"]}
 
-        def holds(parameter: torch.Tensor) -> bool:
-            return id(parameter) in held
+        def holds(parameter: Remembered) -> bool:
+            return parameter.id in held and not parameter.gone
 
         return self._find_replaced(holds) + self._find_unheld(holds)
 
-    def _find_replaced(self, holds: Callable[[torch.Tensor], bool]) -> list[Fact]:
+    def _find_replaced(self, holds: Callable[[Remembered], bool]) -> list[Fact]:
         facts = []
         self._renewals = Counter({place: self._renewals[place] + 1 for place in self._renewed})
-        for place, (reference, name) in self._replaced.items():
-            before, current = reference(), self._known.get(place)
-            now = None if current is None else current()
+        for place, (before, name) in self._replaced.items():
+            now = self._known.get(place)
             if now is not None and holds(now):
                 continue  # and where it is gone already, made anew once more, nobody holds it
-            held = before is not None and holds(before)
+            held = holds(before)
             if (held or self._renewals[place] >= FEWEST_RENEWALS) and self._told_replaced.first(place):
                 why = (
                     "the optimizer holds the one that was there before, so this one is not trained"
@@ -102,13 +91,12 @@ class ParameterFacts:
         self._renewed.clear()
         return facts
 
-    def _find_unheld(self, holds: Callable[[torch.Tensor], bool]) -> list[Fact]:
+    def _find_unheld(self, holds: Callable[[Remembered], bool]) -> list[Fact]:
         facts = []
         unheld = {}
         for place, name in self._unheld.items():
             known = self._known.get(place)
-            parameter = None if known is None else known()
-            if parameter is not None and not holds(parameter) and place not in self._told_replaced:
+            if known is not None and not known.gone and not holds(known) and place not in self._told_replaced:
                 unheld[place] = name
         self._told_unheld.gone([place for place in self._unheld_steps if place not in unheld])
         self._unheld_steps = Counter({place: self._unheld_steps[place] + 1 for place in unheld})

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import torch
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
+from .copies import ParameterCopies
 from .filters import Filters
-from .memory import available_bytes
+from .kept import Kept, Named
 from .modules import ModuleIndex
-from .parameter_facts import Named, ParameterFacts
+from .parameter_facts import ParameterFacts
 from .rows import Key, Rows, key_of
 from .shards import Layout, Part, Scalar, at_rest
 from .statistics import Piece, sum_of_squares
 
-#: The copy of the parameters that updates are measured against may take at most this part of free memory.
-_MEMORY_SHARE = 0.5
+#: Sampled steps in a row in which parameters are not used in forward passes, have no gradient and do not step.
+FEWEST_BYPASSES = 3
+
+BYPASSED = (
+    "forward passes use other tensors in the place of the model's parameters (torch.func.functional_call?), which get "
+    "no gradient and no optimizer's step: rows of parameters are of the model's own, whatever is trained; to have "
+    "gradients and updates, put the gradients into p.grad and let an optimizer of model.parameters() step, or give "
+    "what you train to run.log_tensor"
+)
 
 
 class Measure(Protocol):
@@ -51,29 +57,52 @@ class ParameterWatch:
         self._layout = layout
         self._filters = filters
         self._measure = measure
-        self._declined = declined
-        self._entries: Any = WeakIdKeyDictionary()  # parameter -> Named
-        self._chosen_entries: Any = WeakIdKeyDictionary()  # those that the filters let through
-        self._before: Any = WeakIdKeyDictionary()  # parameter -> its copy from before the step
-        self._begun: Any = WeakIdKeyDictionary()  # parameters measured in this window
-        self._buffers_allowed = True
-        self.incomplete = False  # whether some had no shape yet when they were last looked at
+        self._copies = ParameterCopies(declined)
+        self._entries: dict[int, Kept] = {}  # by the id of the parameter
+        self._chosen_entries: dict[int, Kept] = {}  # those that the filters let through
+        self._begun: set[int] = set()  # parameters measured in this window
+        self._settled = False
+        self._ids: list[int] = []  # of what the modules held when they were last looked at
         self._versions = (0, 0)
+        self._displaced: list[Kept] = []  # those in whose place the first forward pass of the window had others
+        self._bypasses = 0  # windows in a row in which those had neither gradient nor step
         self.facts = ParameterFacts()
-        self.refresh()
+        self.refresh(settled=True)
 
-    def refresh(self) -> None:
-        """Look again which parameters the models hold: they may be replaced, unfrozen or added."""
+    def refresh(self, *, settled: bool) -> None:
+        """Look again which parameters the models hold: they may be replaced, unfrozen or added.
+
+        `settled`: whether no forward pass is running, in which others may stand in their place.
+        """
         self._layout.refresh(self._index.wrappers())
-        entries = self._index.parameters()
-        resting = at_rest(self._index.modules())
-        self.incomplete = self._index.lazy
-        named = {p: name for p, name in self._entries.items() if self._layout.is_cut(p)}
-        named |= {resting.get(id(e.parameter), e.parameter): Named(e.module, e.tensor) for e in entries}
-        chosen = {path for path in {name.module.name for name in named.values()} if self._filters.module(path)}
-        self._entries = WeakIdKeyDictionary(named)
-        self._chosen_entries = WeakIdKeyDictionary({p: name for p, name in named.items() if name.module.name in chosen})
-        self.facts.look(named, self._layout.is_cut)
+        self._ids = self._index.parameter_ids()
+        self._entries = self._find()
+        paths = {kept.name.module.name for kept in self._entries.values()}
+        chosen = {path for path in paths if self._filters.module(path)}
+        self._chosen_entries = {n: kept for n, kept in self._entries.items() if kept.name.module.name in chosen}
+        self._settled = settled and not self._index.lazy
+        if settled:
+            self._show_facts()
+
+    def outdated(self) -> bool:
+        """Whether the models hold others than when they were looked at; asked once, outside of forward passes."""
+        if self._settled:
+            return False
+        self._settled = True
+        found = self._entries if self._index.parameter_ids() == self._ids else self._find()
+        if found.keys() == self._entries.keys():
+            self._show_facts()
+            return False
+        places = {kept.name for kept in self._entries.values()}
+        self._displaced = [kept for n, kept in found.items() if n not in self._entries and kept.name in places]
+        return True
+
+    def bypassed(self) -> bool:
+        """Whether by now forward passes go past the parameters, for good; to be asked once a window, true once."""
+        displaced = [parameter for _, parameter in _present(self._displaced) if parameter.requires_grad]
+        idle = all(p.grad is None and id(p) not in self._begun for p in displaced)
+        self._bypasses = self._bypasses + 1 if displaced and idle else 0
+        return self._bypasses == FEWEST_BYPASSES
 
     def use(self, filters: Filters) -> None:
         """Collect by these filters from the next window on."""
@@ -81,7 +110,7 @@ class ParameterWatch:
 
     def tracked(self, parameter: torch.Tensor) -> bool:
         """Whether the tensor is a parameter of the models."""
-        return parameter in self._entries
+        return _in(self._entries, parameter) is not None
 
     @property
     def changed(self) -> bool:
@@ -91,21 +120,22 @@ class ParameterWatch:
 
     def open(self) -> None:
         self._versions = self._count_versions()
-        self._begun = WeakIdKeyDictionary()
+        self._displaced = []
+        self._begun.clear()
 
     # ------------------------------------------------------------------ around an optimizer step
 
     def begin(self, rows: Rows, parameters: Iterable[torch.Tensor]) -> None:
         """Measure and copy parameters before their first step of the window."""
-        new = [(e, p) for e, p in self._chosen(parameters) if p not in self._begun]
-        for entry, parameter in new:
-            self._begun[parameter] = True
-            self._value(rows, entry, parameter)
+        new = [(kept, p) for kept, p in self._chosen(parameters) if id(p) not in self._begun]
+        for kept, parameter in new:
+            self._begun.add(id(parameter))
+            self._value(rows, kept.name, parameter)
         if "update" in self._filters.sites:
-            self._copy([parameter for _, parameter in new if _moves(parameter)])
-            for _, parameter in new:
+            self._copies.take([(kept, p, self._layout.held(p, p).tensor.detach()) for kept, p in new if _moves(p)])
+            for kept, parameter in new:
                 if not _moves(parameter):
-                    self._before.pop(parameter, None)  # of an earlier window: not from before this step
+                    self._copies.discard(kept)  # of an earlier window: not from before this step
 
     def gradients(self, rows: Rows, parameters: Iterable[torch.Tensor], scale: torch.Tensor | None) -> dict[int, float]:
         """Measure gradients as the optimizer sees them; `scale` divides those that a fused step unscales itself.
@@ -115,9 +145,9 @@ class ParameterWatch:
         """
         squares: dict[int, float] = {}
         if "parameter_grad" in self._filters.sites:
-            for entry, parameter in self._chosen(parameters):
+            for kept, parameter in self._chosen(parameters):
                 if _moves(parameter):
-                    piece = self._gradient(rows, entry, parameter, scale)
+                    piece = self._gradient(rows, kept.name, parameter, scale)
                     square = None if piece is None else sum_of_squares(piece)
                     if square is not None:
                         squares[id(parameter)] = square
@@ -126,21 +156,22 @@ class ParameterWatch:
     def updates(self, rows: Rows, parameters: Iterable[torch.Tensor]) -> None:
         """Measure how far the parameters are from where they were before the window's first step."""
         if "update" in self._filters.sites:
-            for entry, parameter in self._chosen(parameters):
-                before = self._before.get(parameter)
+            for kept, parameter in self._chosen(parameters):
+                before = self._copies.of(kept, parameter)
                 if before is not None and _moves(parameter):
-                    self._put(rows, _key(entry, "update"), parameter, parameter, minus=before)
+                    self._put(rows, _key(kept.name, "update"), parameter, parameter, minus=before)
 
     def note_missing(self) -> None:
         """After an optimizer step of the window: which parameters has none stepped so far?"""
         if len(self._begun) < len(self._chosen_entries):
-            self.facts.stepped([(name, p) for p, name in self._chosen_entries.items() if p not in self._begun])
+            self.facts.stepped([(kept.name, p) for kept, p in self._all_chosen() if id(p) not in self._begun])
 
     def optimizer_state(self, rows: Rows, optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Measure what the optimizer keeps for each parameter, such as Adam's `exp_avg`."""
         if "optimizer_state" not in self._filters.sites:
             return
-        for entry, parameter in self._chosen(parameters):
+        for kept, parameter in self._chosen(parameters):
+            entry = kept.name
             for name, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                     key = Key(entry.module.index, 0, "optimizer_state", f"{entry.tensor}.{name}")
@@ -150,8 +181,9 @@ class ParameterWatch:
 
     def forget(self) -> None:
         """Let go of everything: the run is over."""
-        for held in (self._entries, self._chosen_entries, self._before, self._begun):
+        for held in (self._entries, self._chosen_entries, self._copies, self._begun):
             held.clear()
+        self._settled = True
 
     def complete(self, rows: Rows, held: set[int] | None, reason: str) -> None:
         """Measure what no optimizer has stepped: frozen parameters, and those of a loop of the user's own.
@@ -159,9 +191,10 @@ class ParameterWatch:
         Gradients of parameters that are `held` (ids) by an optimizer which did not step are no step's gradients,
         and may be scaled or overflown: they get a status, `reason`, and no numbers. None holds them all.
         """
-        for entry, parameter in self._chosen(self._chosen_entries.keys()):
-            if parameter in self._begun:
+        for kept, parameter in self._all_chosen():
+            if id(parameter) in self._begun:
                 continue
+            entry = kept.name
             self._value(rows, entry, parameter)
             if not parameter.requires_grad or "parameter_grad" not in self._filters.sites:
                 continue
@@ -172,7 +205,7 @@ class ParameterWatch:
 
     def norm(self) -> Scalar | Part | None:
         """Global L2 norm of all parameters that require gradients; of the part of them that lies here."""
-        parameters = [parameter for parameter in self._entries if parameter.requires_grad]
+        parameters = [p for _, p in _present(self._entries.values()) if p.requires_grad]
         return self._layout.norm(parameters, parameters, {})
 
     @property
@@ -184,12 +217,28 @@ class ParameterWatch:
 
     def _count_versions(self) -> tuple[int, int]:
         # Inference tensors count no versions.
-        versions = [0 if parameter.is_inference() else parameter._version for parameter in self._entries]
+        versions = [0 if p.is_inference() else p._version for _, p in _present(self._entries.values())]
         return len(versions), sum(versions)
 
-    def _chosen(self, parameters: Iterable[torch.Tensor]) -> list[tuple[Named, torch.Tensor]]:
-        found = ((self._chosen_entries.get(parameter), parameter) for parameter in parameters)
-        return [(entry, parameter) for entry, parameter in found if entry is not None]
+    def _find(self) -> dict[int, Kept]:
+        """The parameters as they are now, by their ids."""
+        resting = at_rest(self._index.modules())
+        found = {id(p): kept for kept, p in _present(self._entries.values()) if self._layout.is_cut(p)}
+        for entry in self._index.parameters():
+            parameter = resting.get(id(entry.parameter), entry.parameter)
+            hidden = parameter is not entry.parameter or self._layout.is_cut(parameter)
+            found[id(parameter)] = Kept(entry, parameter, hidden=hidden)
+        return found
+
+    def _show_facts(self) -> None:
+        self.facts.look([(kept.name, p) for kept, p in _present(self._entries.values()) if not self._layout.is_cut(p)])
+
+    def _chosen(self, parameters: Iterable[torch.Tensor]) -> list[tuple[Kept, torch.Tensor]]:
+        found = ((_in(self._chosen_entries, parameter), parameter) for parameter in parameters)
+        return [(kept, parameter) for kept, parameter in found if kept is not None]
+
+    def _all_chosen(self) -> list[tuple[Kept, torch.Tensor]]:
+        return _present(self._chosen_entries.values())
 
     def _put(
         self,
@@ -233,42 +282,15 @@ class ParameterWatch:
             rows.row(key).status = None
         return piece
 
-    def _copy(self, parameters: Sequence[torch.Tensor]) -> None:
-        dense = {p: self._layout.held(p, p).tensor.detach() for p in parameters if p.layout == torch.strided}
-        missing = {p: held for p, held in dense.items() if not _fits(self._before.get(p), held)}
-        if missing and not self._allocate(missing):
-            return
-        if dense:
-            with torch.no_grad():
-                torch._foreach_copy_([self._before[p] for p in dense], list(dense.values()))
 
-    def _allocate(self, parameters: Mapping[torch.Tensor, torch.Tensor]) -> bool:
-        """Buffers for what is held of each parameter."""
-        if not self._buffers_allowed:
-            return False
-        needed: dict[torch.device, int] = defaultdict(int)
-        for held in parameters.values():
-            needed[held.device] += held.numel() * held.element_size()
-        for device, size in needed.items():
-            free = available_bytes(device)
-            if free is not None and size > free * _MEMORY_SHARE:
-                self._decline(
-                    f"a copy of the parameters takes {size / 2**20:,.0f} MiB on {device} and {free / 2**20:,.0f} MiB "
-                    "are free"
-                )
-                return False
-        try:
-            for parameter, held in parameters.items():
-                self._before[parameter] = torch.empty_like(held)
-        except RuntimeError as error:  # out of memory all the same
-            self._decline(f"a copy of the parameters could not be made: {error}")
-            return False
-        return True
+def _in(entries: Mapping[int, Kept], parameter: torch.Tensor) -> Kept | None:
+    kept = entries.get(id(parameter))
+    # The id of a parameter that is gone may belong to another one by now.
+    return kept if kept is not None and kept.parameter() is parameter else None
 
-    def _decline(self, reason: str) -> None:
-        self._buffers_allowed = False
-        self._before = WeakIdKeyDictionary()  # copies that are not renewed would make wrong updates
-        self._declined(f"updates are not measured: {reason}; narrow modules= or leave 'update' out of sites=")
+
+def _present(entries: Iterable[Kept]) -> list[tuple[Kept, torch.Tensor]]:
+    return [(kept, parameter) for kept in entries if (parameter := kept.parameter()) is not None]
 
 
 def _key(entry: Named, site: str) -> Key:
@@ -278,12 +300,3 @@ def _key(entry: Named, site: str) -> Key:
 def _moves(parameter: torch.Tensor) -> bool:
     """A frozen parameter that an optimizer happens to hold has neither gradient nor update."""
     return parameter.requires_grad or parameter.grad is not None
-
-
-def _fits(buffer: torch.Tensor | None, held: torch.Tensor) -> bool:
-    return (
-        buffer is not None
-        and buffer.shape == held.shape
-        and buffer.dtype == held.dtype
-        and buffer.device == held.device
-    )

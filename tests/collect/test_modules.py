@@ -260,6 +260,24 @@ def test_a_lazy_module_is_described_when_it_has_a_shape() -> None:
     assert (index.entries[1].type, index.entries[1].parameters) == ("Linear", 12)
 
 
+def test_the_ids_of_parameters_tell_when_others_are_there() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.LazyLinear(3))
+    model[1].weight = model[0].weight
+    index = ModuleIndex(model)
+    assert set(index.parameter_ids()) == {id(found.parameter) for found in index.parameters()}
+    assert len(index.parameter_ids()) == 4
+    before = index.parameter_ids()
+    model(torch.ones(1, 3))
+    assert index.parameter_ids()[:4] == before
+    assert len(index.parameter_ids()) == 6
+    swapped = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    model.register_forward_pre_hook(lambda *_: seen.append(index.parameter_ids()))
+    seen: list[list[int]] = []
+    torch.func.functional_call(model, swapped, (torch.ones(1, 3),))
+    assert len(seen[0]) == 6
+    assert set(seen[0]) == {id(tensor) for tensor in swapped.values()}
+
+
 # Changes of the model
 
 

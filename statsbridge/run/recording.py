@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from ..log.control import Wish
 from ..log.writer import Writer
 from ..reporting import Reporter
 from . import given
+from .elsewhere import leave_in_children, say_elsewhere
 from .figures import FigureLog
 from .live import Live
 from .schedule import Schedule
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 class Run:
     """One recording. Made by `init()`; also a context manager that finishes at its end."""
+
+    _elsewhere = False  # whether this is what another process began, and nobody has been told yet
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class Run:
         self._finished = False
         reporter.step = labels.start
         self._full = False
+        leave_in_children(self)
         if schedule.sampled(self._iteration):
             self._open()
 
@@ -84,6 +88,9 @@ class Run:
         Never raises: what is wrong becomes a warning and an event.
         """
         if self._finished:
+            if self._elsewhere:
+                self._elsewhere = False
+                say_elsewhere()
             return
         try:
             self._close_step(scalars if loss is None else {"loss": loss, **scalars}, step)
@@ -183,9 +190,29 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish("finished" if kind is None else "failed", given.FINISH_SECONDS)
+        # An exit, or Ctrl-C, is what somebody wanted: no failure, as without the block.
+        ended = "finished" if kind is None else "failed" if issubclass(kind, Exception) else "stopped"
+        self._finish(ended, given.FINISH_SECONDS)
+
+    # A module that holds its run is copied, for averaged weights, and saved whole: neither may fail.
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_path": self._path, "_finished": True, "_elsewhere": True}
 
     # ------------------------------------------------------------------ inside
+
+    def _leave(self) -> None:
+        """Record nothing in a forked child: the run is its parent's. Raises nothing."""
+        if not self._finished:
+            self._finished = self._elsewhere = True
+            with suppress(Exception):
+                self._collector.abandon()
 
     def _close_step(self, values: dict[str, object], step: object) -> None:
         now, clock = time.time_ns() // 1000, time.perf_counter()
@@ -274,18 +301,3 @@ class Run:
             )
         for mirrors in self._mirrors:
             mirrors.finish(max(deadline - time.monotonic(), 0), state)
-
-
-class DisabledRun(Run):
-    """A run that does nothing, for `$STATSBRIDGE_DISABLED=1`."""
-
-    def __init__(self) -> None:
-        self._finished = True
-
-    @property
-    def path(self) -> None:
-        """There is no folder."""
-
-    @property
-    def id(self) -> None:
-        """There is no run."""

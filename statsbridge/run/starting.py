@@ -35,9 +35,10 @@ from ..log.resume import find_unfinished, first_iteration, last_step, next_attem
 from ..log.runs import read_info, resolve_run
 from ..log.writer import Writer
 from ..reporting import Reporter
+from .disabled import DisabledRun
 from .figures import FigureLog
 from .live import Live
-from .recording import DisabledRun, Run
+from .recording import Run
 from .schedule import Schedule
 
 if TYPE_CHECKING:

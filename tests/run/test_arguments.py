@@ -357,13 +357,18 @@ def test_finish_takes_any_timeout(timeout: Any, record: Record) -> None:
     assert scalars(statsbridge.load(run.path).scalars, "loss") == {0: 1.0}
 
 
-def test_an_exception_in_the_loop_closes_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(ZeroDivisionError, "failed"), (KeyboardInterrupt, "stopped"), (SystemExit, "stopped")],
+)
+def test_an_exception_in_the_loop_closes_the_run(error: type[BaseException], state: str, tmp_path: Path) -> None:
+    """Who leaves by `sys.exit()` or Ctrl-C has not failed."""
     import json
 
     model = nn.Linear(2, 2)
-    with pytest.raises(ZeroDivisionError), statsbridge.init(model, dir=tmp_path, every=1) as run:
+    with pytest.raises(error), statsbridge.init(model, dir=tmp_path, every=1) as run:
         run.step(loss=1.0)
-        raise ZeroDivisionError
+        raise error
     assert run.path is not None
-    assert json.loads((run.path / "writers" / "rank=0.json").read_text())["state"] == "failed"
+    assert json.loads((run.path / "writers" / "rank=0.json").read_text())["state"] == state
     assert scalars(statsbridge.load(run.path).scalars, "loss") == {0: 1.0}

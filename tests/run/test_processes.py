@@ -173,3 +173,35 @@ def test_data_loader_workers_forked_while_a_run_is_open(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     data = statsbridge.load(done.stdout.strip())
     assert sorted(scalars(data.scalars, "loss")) == list(range(8))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_that_trains_records_nothing_and_says_so_once(tmp_path: Path) -> None:
+    """Its window is closed too: it would measure all that the child trains, for nobody, and hold it for ever."""
+    program = script(
+        TRAIN,
+        """
+        import os
+        from torch.nn.modules import module
+        child = os.fork()
+        hooked = len(module._global_forward_hooks)
+        """,
+        LOOP.format(steps=3),
+        """
+        if not child:
+            assert not hooked, "the child's model is still watched"
+            run.log({"a": 1.0})
+            run.finish()
+            os._exit(0)
+        assert hooked and os.waitpid(child, 0)[1] == 0
+        run.finish()
+        """,
+    )
+    done = subprocess.run([*program, str(tmp_path)], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("StatsBridgeWarning") == 1
+    assert "another process" in done.stderr
+    data = statsbridge.load(done.stdout.strip())
+    assert scalars(data.scalars, "loss").keys() == {0, 1, 2}
+    assert {row["step"] for row in rows(data)} == {0, 1, 2}
+    assert not scalars(data.scalars, "a")

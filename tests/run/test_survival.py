@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
+import pickle
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -244,3 +248,38 @@ def test_nothing_of_the_model_lives_on(record: Record) -> None:
     gc.collect()
     assert weight() is None
     assert module() is None
+
+
+def test_a_model_that_holds_its_run_is_copied_and_saved(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averaged weights copy all of it, and a checkpoint may hold it: what arrives there is no second recording."""
+    model = Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = model.run = record(model)
+    step(run, model, optimizer, torch.randn(4, 8))
+    twin = copy.deepcopy(model)
+    assert twin.run is copy.copy(run) is run
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=False)
+    assert saved.run.path == run.path
+    with pytest.warns(StatsBridgeWarning, match=r"begun in another process.*statsbridge\.init"):
+        step(saved.run, saved, torch.optim.SGD(saved.parameters(), lr=0.1), torch.randn(4, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saved.run.step()  # it is said once
+        saved.run.log({"a": 1.0})
+        saved.run.note("nothing")
+        with saved.run.sampling():
+            saved.run.log_tensor("b", torch.ones(3))
+        saved.run.finish()
+        monkeypatch.setenv("STATSBRIDGE_DISABLED", "1")
+        disabled = pickle.loads(pickle.dumps(copy.deepcopy(record(model))))
+        disabled.step()
+        assert (disabled.path, disabled.id) == (None, None)
+    step(run, model, optimizer, torch.randn(4, 8))
+    run.finish()
+    data = statsbridge.load(run.path)
+    assert sorted(scalars(data.scalars, "loss")) == [0, 1]
+    assert not scalars(data.scalars, "a")
+    assert not rows(data, site="tensor")

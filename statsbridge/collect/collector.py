@@ -38,6 +38,8 @@ PENDING_BYTES = 64 * 2**20
 #: Pieces that the background thread has not worked off: beyond this it is told to hurry, and beyond eight times
 #: this (a disk that hangs) no further step is sampled until it has.
 BACKLOG_BYTES = 128 * 2**20
+#: Sampled steps in a row in which other modules ran and nothing of the models was trained, until that is said.
+FEWEST_IDLE = 3
 
 
 class Collector:
@@ -65,6 +67,7 @@ class Collector:
         self._rows: Rows | None = None
         self._fresh = True  # whether the models were looked at in this window
         self._steps = 0  # optimizer steps since the window was opened
+        self._idle = 0  # windows in a row in which others ran, and nothing of the models was trained
         self._skipped = False  # whether a step was skipped in it
         self._early: list[Callable[[], None]] = []  # work of this window that was refused when it was handed over early
         # Bytes of pieces given to the background thread, and those it is done with: each has one thread that writes.
@@ -322,9 +325,13 @@ class Collector:
     def _check_forwards(self) -> None:
         if self._parameters.bypassed():
             self._reporter.problem("parameters_bypassed", BYPASSED)
+        touched = self.optimizers.known or self._parameters.changed or not self._activations.untouched
+        self._idle = self._idle + 1 if self._hooks.met_strangers and not touched else 0
         if self._activations.counted:
             return
-        if self._trained_unseen():
+        if self._idle == FEWEST_IDLE:
+            self._reporter.problem("no_forward", messages.STRANGERS_TRAINED, cause="strangers_trained")
+        elif self._trained_unseen():
             self._reporter.problem("compiled_not_recorded", messages.COMPILED_NOT_RECORDED)
         elif self._steps and self._activations.eval_only:
             self._reporter.problem("eval_mode", messages.EVAL_MODE)

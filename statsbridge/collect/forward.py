@@ -103,6 +103,7 @@ class ForwardHooks:
         self._open: dict[int, ForwardPass] = {}  # by thread, so that detach() finds what an interrupt left
         self._handles: list[Any] = []
         self._fresh = True
+        self.met_strangers = False  # whether modules that are none of the models' ran with gradients in this window
         self._compiled = False  # whether any part of the models is
         self._watched: list[weakref.ref[nn.Module]] = []
         self._held: list[ForwardPass] = []  # those over whose wrapper is still running, and holds the eager stance
@@ -112,7 +113,7 @@ class ForwardHooks:
     def attach(self) -> None:
         """Hook every module call, until `detach`."""
         self._recorded.clear()
-        self._fresh = False
+        self._fresh = self.met_strangers = False
         modules = self._index.modules()
         wrappers = [*self._index.wrappers(), *self._met]
         self._compiled = has_compiled_parts([*modules, *wrappers])
@@ -197,6 +198,8 @@ class ForwardHooks:
                 self._enter(entry, module)
             elif is_optimized(module):
                 self._enter_wrapper(module)
+            else:
+                self.met_strangers = self.met_strangers or torch.is_grad_enabled()
         except Exception as error:
             self._trouble("the hook before a forward", type(module).__name__, error)
 

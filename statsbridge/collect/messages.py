@@ -52,3 +52,9 @@ NO_FORWARD = (
     "the optimizer stepped, but no forward pass of the model was seen in the sampled step, so no activation was "
     "recorded: call the model itself, model(x), not model.forward(x)"
 )
+
+STRANGERS_TRAINED = (
+    "in three sampled steps in a row other modules ran, but no forward pass of the model with gradients and no step of "
+    "an optimizer of its parameters was seen: give init() the very model that is trained, not one that it was copied "
+    "from or to"
+)

@@ -1,10 +1,14 @@
-"""While the debugging toolkit tries things with a model, no open run takes them for training."""
+"""What is no training: what the debugging toolkit tries with a model, and what is traced to become a program."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import torch
+
+_TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
 
 
 class _Blocks(threading.local):
@@ -27,5 +31,15 @@ def suspended() -> Iterator[None]:
 
 
 def is_suspended() -> bool:
-    """Whether this thread is inside `suspended()`."""
-    return _BLOCKS.count > 0
+    """Whether this thread is inside `suspended()`, or traces what it runs."""
+    return _BLOCKS.count > 0 or _is_traced()
+
+
+def _is_traced() -> bool:
+    """Whether operations are written down (`torch.jit.trace`, `make_fx`), or only their shapes are computed.
+
+    Ours would become part of the program, or make the tracer believe that it is another one each time.
+    """
+    if torch._C._get_tracing_state() is not None:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and any(map(torch._C._get_dispatch_mode, _TRACERS))

@@ -71,6 +71,7 @@ class Tokens(Dataset[dict[str, Tensor]]):
 def hugging_face(code: str, folder: Path, **options: Any) -> Any:
     """A Trainer of a small GPT-2, with the callback that is made by `code`."""
     import transformers
+
     sizes = {"n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, **sizes))
     arguments = transformers.TrainingArguments(
@@ -111,6 +112,7 @@ def test_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_trainer_that_was_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import transformers
+
     monkeypatch.chdir(tmp_path)
     code = block("class Statsbridge(transformers").replace("every=2", 'every=2, name="x", resume="auto"')
 
@@ -138,6 +140,7 @@ def test_a_trainer_that_was_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize("manual", [False, True])
 def test_lightning(manual: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import lightning
+
     callback = block("class Statsbridge(lightning").split("\n\n\n")[0]
 
     class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]

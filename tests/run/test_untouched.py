@@ -15,6 +15,8 @@ import pytest
 import torch
 from recording import Small, events, row, rows
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as torch_module
 
 import statsbridge
@@ -144,6 +146,31 @@ def test_validation_inside_a_sampled_step_is_not_counted(record: Record) -> None
     run.step()
     run.finish()
     assert row(statsbridge.load(run.path), module="", site="activation")["count"] == 4 * 3
+
+
+def traced(model: nn.Module, x: torch.Tensor) -> list[str]:
+    """The operations of the model as three tracers see them."""
+    program = torch.jit.trace(model, x)  # it raises where a second trace is another program
+    written = make_fx(model)(x)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        shape = str(model(torch.randn(x.shape)).shape)
+    return [*(node.kind() for node in program.inlined_graph.nodes()), *map(str, written.graph.nodes), shape]
+
+
+def test_tracers_see_nothing_of_us_and_their_passes_are_not_counted(record: Record) -> None:
+    model, x = Small(), torch.randn(16, 8)
+    expected = traced(model, x)
+    run = record(model, alerts=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x).sum().backward()
+    assert traced(model, x) == expected
+    optimizer.step()
+    run.step()
+    run.finish()
+    data = statsbridge.load(run.path)
+    assert {found["count"] for found in rows(data, module="first", site="activation")} == {16 * 16}
+    assert all(found["mean"] is not None for found in rows(data, site="activation"))
+    assert data.events.to_pylist() == []
 
 
 def test_a_forward_that_raises_is_not_counted(record: Record) -> None:

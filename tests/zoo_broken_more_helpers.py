@@ -128,6 +128,21 @@ def expert_in_no_optimizer() -> Training:
     return supervised(model, vectors(), optimizer=torch.optim.Adam(held, lr=1e-3))
 
 
+def never_stepped() -> Training:
+    """The loop forgot `optimizer.step()`."""
+    model, batches = mlp(16, 32, 4), vectors()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def step(number: int) -> dict[str, Tensor]:
+        inputs, targets = next(batches)
+        loss = functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        return {"loss": loss}
+
+    return Training(model, step)
+
+
 MORE: dict[str, Broken] = {
     "NaN between two sampled steps": Broken(
         nan_between_samples, "nonfinite_loss", None, steps=18, settings={"every": 10}
@@ -146,5 +161,6 @@ MORE: dict[str, Broken] = {
         outgrown_between_samples, "update_too_large", "blocks.0.queries", steps=30, settings=SPARSE
     ),
     "attention of which a whole row is masked": Broken(masked_row, "nonfinite_activation", "blocks.1.out"),
+    "an optimizer that never steps": Broken(never_stepped, "never_stepped", None),
     "experts in no optimizer": Broken(expert_in_no_optimizer, "no_optimizer", "experts.0.0"),
 }

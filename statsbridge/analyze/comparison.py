@@ -292,12 +292,17 @@ def _types(run: RunData) -> Iterator[tuple[str, tuple[str, int | None]]]:
 
 def _settings(good: Sequence[Mapping[str, Any]], other: Mapping[str, Any]) -> Iterator[Setting]:
     for part, prefix in (("config", "config."), ("versions", "versions.")):
-        goods = [dict(_flat(info.get(part) or {}, prefix)) for info in good]
-        mine = dict(_flat(other.get(part) or {}, prefix))
+        goods = [dict(_flat(_mapping(info.get(part)), prefix)) for info in good]
+        mine = dict(_flat(_mapping(other.get(part)), prefix))
         for name in dict.fromkeys([*mine, *(name for one in goods for name in one)]):
             values = tuple(one.get(name) for one in goods)
             if any(value != mine.get(name) for value in values):
                 yield Setting(name, values, mine.get(name))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """What `run.json` holds as config; what somebody else wrote there may be no mapping, and is no setting then."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

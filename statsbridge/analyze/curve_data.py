@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from ..errors import ConfigError
 from ..log.reader import RunData
 from .choices import unknown_choice
+from .scaling import mean
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -97,4 +98,4 @@ def _ends(train: Curve) -> Integers:
 
 
 def _mean(values: Floats) -> float | None:
-    return float(values.mean()) if len(values) else None
+    return mean(values) if len(values) else None

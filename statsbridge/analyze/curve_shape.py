@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..wording import counted
+from .scaling import divided, exponents, mean, times
 
 Floats = npt.NDArray[np.float64]
 Word = Literal[
@@ -93,6 +94,7 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
+@np.errstate(over="ignore")  # a difference of two numbers may be larger than any
 def shape(train: Floats, validation: Floats | None = None, *, last: int = 10) -> Shape:
     """The numbers of a pair of curves, of the same length [points]; values that are not finite are passed over.
 
@@ -127,7 +129,7 @@ def shape(train: Floats, validation: Floats | None = None, *, last: int = 10) ->
         wiggle=_wiggle(seen),
         late_wiggle=_wiggle(trained[len(trained) // 2 :]),
         level=_at(means, -1),
-        train_level=float(trained[-few:].mean()) if len(trained) else None,
+        train_level=mean(trained[-few:]) if len(trained) else None,
         rise=float(means[-1] - means.min()) if len(means) else None,
         whole_slope=line(seen)[0],
         below=float((curve[pair] < train[pair]).mean()) if validation is not None and pair.any() else None,
@@ -141,13 +143,16 @@ def line(values: Floats) -> tuple[float | None, float | None]:
     count = len(values)
     if count < 2:
         return None, None
+    powers = exponents(values)
+    values = divided(values, powers)
     place = np.arange(count) - (count - 1) / 2
     squares = float((place**2).sum())
     slope = float((place * (values - values.mean())).sum()) / squares
     if count < 3:
-        return slope, None
+        return float(times(np.array(slope), powers)), None
     rest = values - values.mean() - slope * place
-    return slope, math.sqrt(float((rest**2).sum()) / (count - 2) / squares)
+    error = math.sqrt(float((rest**2).sum()) / (count - 2) / squares)
+    return float(times(np.array(slope), powers)), float(times(np.array(error), powers))
 
 
 def judge(found: Shape, limits: Limits | None = None) -> Verdict:
@@ -264,7 +269,10 @@ def _healthy(found: Shape) -> Iterator[str]:
 
 
 def _wiggle(values: Floats) -> float | None:
-    return float(np.diff(values).std()) if len(values) > 1 else None
+    if len(values) < 2:
+        return None
+    powers = exponents(values)
+    return float(times(np.diff(divided(values, powers)).std(), powers))
 
 
 def _at(values: Floats, place: int) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .scaling import divided, exponents, times
 from .smoothing import MovingAverage, check_weight
 
 Floats = npt.NDArray[np.float64]
@@ -20,6 +21,7 @@ _JUMP = 7.0  # standard errors, of some twenty degrees of freedom
 _EXPECTED = 3.5  # the same next to a place where a step is expected
 _NEAR = 2
 _FEWEST = 4
+_ROOM = 900  # the power of two below which lines may be drawn on beyond a curve's ends
 _SIDE = (12, 100)  # points on either side of a step of the curve, at least and at most
 
 
@@ -72,6 +74,7 @@ def spikes(values: Floats) -> Integers:
     finite = values[there]
     if len(finite) < _FEWEST:
         return np.zeros(0, np.int64)
+    finite = divided(finite, exponents(finite))  # only ratios count
     distance = finite - running_median(finite, _WINDOW)
     # Near the ends the windows are small and follow the noise: neighbours differ by √2 times it.
     noise = _NORMAL * max(float(np.median(np.abs(distance))), float(np.median(np.abs(np.diff(finite)))) / math.sqrt(2))
@@ -99,6 +102,8 @@ def _hidden(raw: Floats, average: Floats, found: Integers) -> Integers:
     there = np.flatnonzero(np.isfinite(raw))
     if len(found) == 0:
         return found
+    powers = exponents(raw)
+    raw, average = divided(raw, powers), divided(average, powers)
     levels = np.full(len(raw), np.nan)
     levels[there] = running_median(raw[there], _WINDOW)
     shown = []
@@ -123,11 +128,17 @@ def jumps(values: Floats, expected: Sequence[int] = ()) -> tuple[Jump, ...]:
     side = min(max(_SIDE[0], min(len(finite) // 50, _SIDE[1])), len(finite) // 2)
     if side < _FEWEST:
         return ()
+    room = np.maximum(exponents(finite) - _ROOM, 0)
+    finite = divided(finite, room)
     windows = np.lib.stride_tricks.sliding_window_view(finite, side)
     place = np.arange(side) - (side - 1) / 2
     squares = float((place**2).sum())
+    # Each window by itself: a curve may come down from numbers next to which its end is nothing.
+    powers = exponents(windows) if exponents(finite[:, np.newaxis]).any() else np.zeros(len(windows), np.int64)
+    windows = divided(windows, powers)
     means, slopes = windows.mean(axis=1), windows @ place / squares
     rest = np.sqrt((windows.var(axis=1) * side - slopes**2 * squares).clip(0) / (side - 2))
+    means, slopes, rest = (times(one, powers) for one in (means, slopes, rest))
     reach = side / 2  # both lines are taken half a point beyond their ends: there they should meet
     left, right = slice(0, len(means) - side), slice(side, None)
     sizes = (means[right] - reach * slopes[right]) - (means[left] + reach * slopes[left])
@@ -142,6 +153,6 @@ def jumps(values: Floats, expected: Sequence[int] = ()) -> tuple[Jump, ...]:
     found = []
     while len(ratio) and ratio.max() > 1:
         best = int(ratio.argmax())
-        found.append(Jump(int(there[best + side]), float(sizes[best])))
+        found.append(Jump(int(there[best + side]), float(times(sizes[best], room))))
         ratio[max(0, best - side) : best + side + 1] = 0
     return tuple(sorted(found, key=lambda jump: jump.place))

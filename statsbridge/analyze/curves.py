@@ -15,6 +15,7 @@ from ..wording import counted
 from .curve_data import Curve, common_points, curve
 from .curve_shape import Limits, Shape, Verdict, judge, shape
 from .curve_steps import Floats, Smoothed, jumps, smoothed
+from .scaling import mean
 
 _CHANGE = math.log(1.5)  # of a learning rate from one step to the next
 _STEADY = math.log(1.05)
@@ -197,9 +198,9 @@ def _about_kinds(chosen: Curve, others: Sequence[Curve]) -> Iterator[str]:
     if chosen.kind is not None:
         yield f"{chosen.name}: {_WORDS.get(chosen.kind, chosen.kind)} ({chosen.kind})"
     for other in others:
-        mean, last = _number(float(np.mean(other.values))), _number(last_number(other.values))
+        average, last = _number(mean(other.values)), _number(last_number(other.values))
         yield (
-            f"{chosen.name} was recorded as {other.kind or 'no kind given'} too: mean {mean}, last {last}; "
+            f"{chosen.name} was recorded as {other.kind or 'no kind given'} too: mean {average}, last {last}; "
             "that is another number of the same name, and is not compared"
         )
 

@@ -58,8 +58,8 @@ def _facts(place: int, run: RunSummary) -> dict[str, Any]:
         "path": str(run.path),
         **{f"rows_{table}": count for table, count in run.rows.items()},
         **{f"events_{severity}": events[severity] for severity in SEVERITIES},
-        "config": info.get("config") or {},
-        "versions": info.get("versions") or {},
+        # One run whose config somebody has made a text of would make it no struct for all of them.
+        **{name: found if isinstance(found := info.get(name), Mapping) else {} for name in ("config", "versions")},
     }
 
 

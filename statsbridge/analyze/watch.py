@@ -98,10 +98,13 @@ class Watch:
                 self._first = step.step if self._first is None else min(self._first, step.step)
             self._last = max(self._last, step.step)
             self._norms.add(step)
-            for rule in self._rules:
-                for found in rule.look(step):
-                    if self._note(found, step):
-                        new[found.kind] = None
+            # Of float64 that diverges squares and ratios overflow: what is infinite lies beyond every limit, what is
+            # NaN beyond none, and nobody's training is the place for numpy's warnings about it.
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                for rule in self._rules:
+                    for found in rule.look(step):
+                        if self._note(found, step):
+                            new[found.kind] = None
         return ranked(self._records[kind].finished(self._norms) for kind in new if kind in self._records)
 
     def findings(self) -> list[Finding]:

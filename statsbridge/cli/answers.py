@@ -1,39 +1,18 @@
 """Rows of an answer as a table, JSON, CSV or Markdown."""
 
-import datetime
-import decimal
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any
 
 from statsbridge.wording import counted
 
-from .output import Column, as_csv, as_json, number, one_line, page, print_line, print_table, show_page
+from .output import Column, as_csv, as_json, in_one_line, number, one_line, page, print_line, print_table, show_page
 
 FORMATS = ("table", "json", "csv", "markdown")
 #: Rows of a table in a terminal; who wants more asks for fewer columns, a LIMIT, or CSV.
 ROWS_SHOWN = 200
-
-
-_PLAIN: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    (datetime.date | datetime.time, lambda value: value.isoformat()),
-    (datetime.timedelta, lambda value: value.total_seconds()),
-    (decimal.Decimal, lambda value: int(value) if value == value.to_integral_value() else float(value)),
-    (bytes, lambda value: value.hex()),
-)
-
-
-def plain(value: Any) -> Any:
-    """A value of an Arrow table as JSON and CSV have it: times in ISO 8601, whole decimals as integers."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    for kind, change in _PLAIN:
-        if isinstance(value, kind):
-            return change(value)
-    return value
 
 
 def write_rows(header: Sequence[str], rows: Sequence[Sequence[Any]], output: str) -> None:
@@ -103,10 +82,14 @@ def text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return number(value) if isinstance(value, int | float) else str(value)
+    if isinstance(value, Decimal):
+        return number(float(value))
+    return number(value) if isinstance(value, int | float) else str(in_one_line(value))
 
 
 def _column(name: str, values: Sequence[Any]) -> Column:
-    right = all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
+    right = all(
+        value is None or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)) for value in values
+    )
     cells = [(text(value), "") for value in values]
     return Column(name, cells, "right" if right else "left", folds=not right)

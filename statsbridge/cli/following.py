@@ -22,7 +22,7 @@ from statsbridge.log.folder import read_writer, writer_file
 from statsbridge.log.parts import list_parts
 from statsbridge.log.runs import read_info, run_state
 from statsbridge.log.schema import SCHEMAS
-from statsbridge.mirror.state import MirrorState, load_states
+from statsbridge.mirror.state import MirrorState, readable_states
 from statsbridge.mirror.table_tail import TableTail
 from statsbridge.mirror.tail import Chunk, Tail
 
@@ -226,11 +226,10 @@ class Follower:
             self._size = (now, sum(part.size for table in SCHEMAS for part in list_parts(self._run, table)))
 
     def _mirrors(self) -> list[MirrorState]:
-        try:
-            return load_states(self._run)
-        except LogError as error:
-            self._trouble = str(error)
-            return []
+        states, damaged = readable_states(self._run)
+        if damaged:
+            self._trouble = "; ".join(one.reason for one in damaged)
+        return states
 
 
 def _rate(times: Sequence[tuple[int, int, float]]) -> float | None:

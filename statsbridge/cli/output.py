@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import typer
@@ -200,7 +201,10 @@ def _width(columns: Sequence[Column], *, narrow: bool) -> int:
 
 
 def as_json(value: Any) -> str:
-    """Strict JSON: a NaN or an infinity, which JSON has no number for, is the string that `float` reads."""
+    """Strict JSON: a NaN or an infinity, which JSON has no number for, is the string that `float` reads.
+
+    A `Decimal` is the nearest number that 64 bits hold, as every reader of JSON would make of it.
+    """
     return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
 
 
@@ -211,6 +215,13 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return nonfinite(value)
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def in_one_line(value: Any) -> Any:
+    """A list or a dictionary as JSON in one line, for a cell of a table; anything else as it is."""
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
     return value
 
 
@@ -221,10 +232,10 @@ def nonfinite(value: float) -> str:
 
 
 def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """CSV with full precision; a missing value is empty, a NaN or an infinity as in `as_json`."""
+    """CSV with full precision; a missing value is empty, a NaN or an infinity as in `as_json`, a list is JSON."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     for row in rows:
-        writer.writerow([_plain(value) for value in row])
+        writer.writerow([f"{value:f}" if isinstance(value, Decimal) else _plain(in_one_line(value)) for value in row])
     return text.getvalue()

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,10 +12,6 @@ from .output import Column, as_json, command, page, print_line, print_table, sho
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from statsbridge.mirror.contract import Destination
-    from statsbridge.mirror.policy import List, Policy
-    from statsbridge.mirror.policy_file import Limits
-
 EXIT_FORBIDDEN = 1
 
 
@@ -24,31 +19,40 @@ def policy(
     subject: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN|BACKEND[:TARGET]]", help="A run, or a tracker such as mlflow:https://mlflow.lab.example."
+            metavar="[RUN|BACKEND[:TARGET]]",
+            help="A run, a tracker such as mlflow:https://mlflow.lab.example, or a report such as report:FILE.",
         ),
     ] = None,
     unrestricted: Annotated[
-        bool, typer.Option("--unrestricted", help="Of a tracker: ask for a run that is not restricted.")
+        bool, typer.Option("--unrestricted", help="Of a tracker or report: ask for a run that is not restricted.")
     ] = False,
     directory: Annotated[str, typer.Option("--dir", help="The folder that holds the runs.")] = DEFAULT_DIRECTORY,
     output: Annotated[str, typer.Option("--format", help="table or json.")] = "table",
 ) -> None:
-    """Say which policy is in force, what it lets leave to a tracker, or what has left a run; status 1 if forbidden."""
+    """Say which policy is in force, what it lets leave to a tracker or into a report, or what has left a run.
+
+    The status is 1 where something is forbidden, or where a mirror of the run cannot be read.
+    """
     with command():
         from statsbridge.analyze.choices import unknown_choice
         from statsbridge.backends import LOCAL, installed_adapters
         from statsbridge.mirror.policy import load_policy
+        from statsbridge.mirror.released import BACKEND as REPORT
+
+        from .policy_facts import files_of, of_backend, of_report, of_run
 
         if output not in {"table", "json"}:
             raise unknown_choice("format", output, ("table", "json"))
         found = load_policy()
-        facts: dict[str, Any] = {"files": _files(found)}
+        facts: dict[str, Any] = {"files": files_of(found)}
         if subject is None:
             verdicts = []
+        elif subject.partition(":")[0] == REPORT:
+            verdicts = [of_report(found, subject, restricted=not unrestricted)]
         elif subject.partition(":")[0] in {LOCAL, *installed_adapters()}:
-            verdicts = _backend(found, subject, restricted=not unrestricted)
+            verdicts = of_backend(found, subject, restricted=not unrestricted)
         else:
-            facts["run"], verdicts = _run(found, subject, directory)
+            facts["run"], verdicts = of_run(found, subject, directory)
         facts["destinations"] = verdicts
         if output == "json":
             sys.stdout.write(as_json(facts) + "\n")
@@ -56,132 +60,9 @@ def policy(
             _print(facts)
             if subject == LOCAL:
                 sys.stdout.write("\nthe local record is no tracker: it is written whole, and stays where it is\n")
-        if not all(verdict["allowed"] for verdict in verdicts):
+        damaged = facts.get("run", {}).get("damaged_mirrors")
+        if damaged or not all(verdict["allowed"] for verdict in verdicts):
             raise typer.Exit(EXIT_FORBIDDEN)
-
-
-# ---- facts -----------------------------------------------------------------------------------------------------
-
-
-def _files(found: "Policy") -> list[dict[str, Any]]:
-    return [
-        {
-            "path": file.path,
-            "place": file.place,
-            "applies_to": "restricted" if file.restricted_only else "all",
-            "sha256": file.digest,
-            "limits": _limits(file.limits),
-            "destinations": None
-            if file.destinations is None
-            else [
-                {
-                    "number": rule.number,
-                    "backend": rule.backend,
-                    "address": str(rule.address),
-                    "limits": _limits(rule.limits),
-                }
-                for rule in file.destinations
-            ],
-        }
-        for file in found.ordered()
-    ]
-
-
-def _limits(limits: "Limits") -> dict[str, Any]:
-    names = ("channels", "tables", "sites", "statistics", "scalars", "names", "key_file")
-    return {name: getattr(limits, name) for name in names}
-
-
-def _backend(found: "Policy", subject: str, *, restricted: bool) -> list[dict[str, Any]]:
-    from statsbridge.backends import make_adapters
-    from statsbridge.mirror.mirrors import destination_of
-
-    return [_verdict(found, destination_of(adapter), restricted) for adapter in make_adapters(subject)]
-
-
-def _run(found: "Policy", subject: str, directory: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from statsbridge.backends import installed_adapters
-    from statsbridge.errors import LogError
-    from statsbridge.log import resolve_run
-    from statsbridge.log.runs import read_info
-    from statsbridge.mirror.state import load_states
-
-    try:
-        run = resolve_run(subject, directory)
-    except LogError as error:
-        known = ", ".join(sorted(installed_adapters()))
-        raise LogError(f"{error}. Nor is it an installed tracker: {known or 'there is none'}") from error
-    info = read_info(run)
-    restricted = bool(info.get("restricted"))
-    facts = {"id": info["id"], "name": info["name"], "path": str(run), "restricted": restricted, "left": _left(run)}
-    return facts, [_verdict(found, state.destination, restricted) for state in load_states(run)]
-
-
-def _verdict(found: "Policy", destination: "Destination", restricted: bool) -> dict[str, Any]:
-    from statsbridge.errors import PolicyError
-    from statsbridge.log import SITES
-    from statsbridge.mirror.destinations import without_secrets
-    from statsbridge.mirror.policy import LISTS
-    from statsbridge.mirror.policy_file import STATISTICS, TABLES
-
-    verdict: dict[str, Any] = {
-        "backend": destination.backend,
-        "address": without_secrets(destination.address),
-        "explicit": destination.explicit,
-        "restricted": restricted,
-    }
-    try:
-        grant = found.judge(destination, restricted=restricted)
-    except PolicyError as error:
-        return {**verdict, "allowed": False, "reason": str(error)}
-    known: dict[List, Sequence[str]] = {"tables": TABLES, "sites": SITES, "statistics": STATISTICS}
-    return {
-        **verdict,
-        "allowed": True,
-        "channels": sorted(grant.channels),
-        **{kind: [name for name in names if grant.admits(kind, name)] for kind, names in known.items()},
-        "scalars": [limits.scalars for limits in grant.limits if limits.scalars is not None],
-        "limited": [kind for kind in LISTS if grant.limited(kind)],
-        "names": "hashed" if grant.hashed else "plain",
-        "key_file": grant.key_file,
-        "withheld": grant.withheld,
-        "policy": grant.policy,
-    }
-
-
-def _left(run: Path) -> list[dict[str, Any]]:
-    """What has left, one entry a destination and channel, in the order in which they began."""
-    from statsbridge.mirror.audit import read_audit
-
-    left: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for row in read_audit(run).to_pylist():
-        key = (row["backend"], row["destination"], row["channel"])
-        when = row["time"].isoformat()
-        entry = left.setdefault(
-            key,
-            {
-                "backend": key[0],
-                "destination": key[1],
-                "channel": key[2],
-                "deliveries": 0,
-                "rows": 0,
-                "first": when,
-                "last": when,
-                "first_step": None,
-                "last_step": None,
-                "fields": [],
-                "policies": [],
-            },
-        )
-        entry["deliveries"] += 1
-        entry["rows"] += row["rows"]
-        entry["last"] = when
-        for name, best in (("first_step", min), ("last_step", max)):
-            steps = [step for step in (entry[name], row[name]) if step is not None]
-            entry[name] = best(steps, default=None)
-        entry["fields"] = sorted({*entry["fields"], *row["fields"]})
-        entry["policies"] = sorted({*entry["policies"], row["policy"]})
-    return list(left.values())
 
 
 # ---- text ------------------------------------------------------------------------------------------------------
@@ -199,6 +80,9 @@ def _print(facts: Mapping[str, Any]) -> None:
         print_line(console, "")
         _print_verdict(console, verdict)
     if run is not None:
+        for reason in run["damaged_mirrors"]:
+            print_line(console, "")
+            print_line(console, f"a mirror that nothing can be said of: {reason}", "critical")
         print_line(console, "")
         _print_left(console, run["left"])
     show_page(console)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .answers import FORMATS, plain, write_rows
+from .answers import FORMATS, write_rows
 from .ls import DEFAULT_DIRECTORY
 from .output import command
 
@@ -30,13 +30,14 @@ def query(
         from statsbridge.log import load, resolve_run
         from statsbridge.log.reader import query as query_all
 
+        from .values import columns_of
+
         if output not in FORMATS:
             raise unknown_choice("format", output, FORMATS)
         paths = dict.fromkeys(resolve_run(run, directory) for run in runs)
         found = [load(path) for path in paths]
         answer = found[0].query(sql) if len(found) == 1 else query_all(found, sql)
-        columns = [column.to_pylist() for column in answer.columns]
-        rows = [[plain(value) for value in row] for row in zip(*columns, strict=True)]
+        rows = list(zip(*columns_of(answer), strict=True))
         write_rows(_distinct(answer.column_names), rows, output)
 
 

@@ -60,8 +60,8 @@ def _print(results: "list[Delivered]") -> None:
             Column("where", [(one.address, "") for one in results], folds=True),
             Column("points sent", [(str(one.points), "") for one in results], "right"),
             Column("rejected", [(str(one.rejected), "") for one in results], "right"),
-            Column("rows remaining", [(str(one.remaining), _style(one)) for one in results], "right"),
-            Column("state", [(one.status, "") for one in results]),
+            Column("rows remaining", [(_rows(one), _style(one)) for one in results], "right"),
+            Column("state", [(one.status, _style(one)) for one in results]),
         ],
     )
     for one in results:
@@ -71,5 +71,9 @@ def _print(results: "list[Delivered]") -> None:
     sys.stdout.flush()
 
 
+def _rows(one: "Delivered") -> str:
+    return "unknown" if one.remaining is None else str(one.remaining)
+
+
 def _style(one: "Delivered") -> str:
-    return "warning" if one.remaining else ""
+    return "warning" if one.remaining != 0 or one.status in ("damaged", "refused") else ""

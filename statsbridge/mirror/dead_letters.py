@@ -92,14 +92,19 @@ class DeadLetters:
         self._rows.clear()
 
 
-def read_dead_letters(run: Path, mirror: str) -> pa.Table:
-    """The dead letters of a mirror, in order. Raises LogError where they cannot be read."""
+def read_dead_letters(run: Path, mirror: str, unreadable: list[str] | None = None) -> pa.Table:
+    """The dead letters of a mirror, in order.
+
+    Of a file that cannot be read the reason is added to `unreadable`; without that list LogError is raised.
+    """
     tables = [SCHEMA.empty_table()]
     for file in sorted(_folder(run, mirror).glob("*.parquet")):
         try:
             tables.append(open_parquet(file).read().cast(SCHEMA))
-        except (OSError, pa.ArrowException) as error:
-            raise LogError(f"{file} cannot be read: {error}") from error
+        except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: of other columns
+            if unreadable is None:
+                raise LogError(f"{file} cannot be read: {error}") from error
+            unreadable.append(f"{file} cannot be read: {error}")
     return pa.concat_tables(tables)
 
 

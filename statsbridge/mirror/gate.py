@@ -16,6 +16,7 @@ from .contract import CHANNELS, Destination, RunInfo
 from .hashing import KEY_FILE, Namer, load_key, note_key
 from .policy import Grant, List, Policy
 from .policy_file import STATISTICS
+from .state import mirror_name
 
 if TYPE_CHECKING:
     from .tail import Chunk
@@ -38,7 +39,8 @@ def make_gate(policy: Policy, destination: Destination, *, restricted: bool, run
 
     Raises PolicyError, with the rule and its file, where nothing may leave to there.
     """
-    return Gate(policy.judge(destination, restricted=restricted), restricted=restricted, run=run)
+    grant = policy.judge(destination, restricted=restricted)
+    return Gate(grant, restricted=restricted, run=run, mirror=mirror_name(destination) if run is not None else None)
 
 
 class Gate:
@@ -47,10 +49,11 @@ class Gate:
     `key_changed`: what to say where names leave under another key than before; None until they do, and otherwise.
     """
 
-    def __init__(self, grant: Grant, *, restricted: bool, run: Path | None) -> None:
+    def __init__(self, grant: Grant, *, restricted: bool, run: Path | None, mirror: str | None = None) -> None:
         self.grant = grant
         self._restricted = restricted
         self._run = run
+        self._mirror = mirror
         self._namer: Namer | None = None
         self.key_changed: str | None = None
 
@@ -174,7 +177,7 @@ class Gate:
             except OSError as error:
                 raise Retry(f"the key that names are hashed with cannot be used: {file}: {error}") from error
             self._namer = Namer(key)
-            self.key_changed = None if self._run is None else note_key(self._run, file, key)
+            self.key_changed = None if self._run is None else note_key(self._run, file, key, self._mirror)
         return self._namer
 
 

@@ -10,7 +10,7 @@ import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..errors import PolicyError
 from ..log.files import make_folder, sync_folder
@@ -99,21 +99,26 @@ def load_key(path: Path) -> bytes:
     return bytes.fromhex(text.decode())
 
 
-def note_key(run: Path, file: Path, key: bytes) -> str | None:
+def note_key(run: Path, file: Path, key: bytes, mirror: str | None = None) -> str | None:
     """Write down that names of `run` leave under the key of `file`; what to say where it was another before, or None.
 
-    Of the key itself nothing is kept: a hash of it tells two apart and cannot be turned back.
+    Before: to the same `mirror` (by name); where none has left to it, from the same file. That another mirror has a
+    key of its own is no change. Of the key itself nothing is kept: a hash of it tells two apart and cannot be turned
+    back.
     """
-    used, mark = _keys_used(run), _mark(key)
-    if used and used[-1]["mark"] == mark:
+    used = _keys_used(run)
+    own = file == run / "mirrors" / KEY_FILE  # the run's own key moves with the run
+    now = _Use(_mark(key), KEY_FILE if own else str(file.absolute()), mirror)
+    same_mirror = [one for one in used if mirror is None or one.mirror in (mirror, None)]
+    same_file = [one for one in used if one.file == now.file]
+    changed = any(one.mark != now.mark for one in (same_mirror or same_file)[-1:])
+    if same_mirror and not changed:
         return None
     with suppress(OSError):  # where nothing can be written, names leave all the same
         make_folder(run / "mirrors")
         with open(run / "mirrors" / _USED_FILE, "a", encoding="utf-8") as lines:
-            # The run's own key moves with the run.
-            own = file == run / "mirrors" / KEY_FILE
-            lines.write(json.dumps({"mark": mark, "file": KEY_FILE if own else str(file.absolute())}) + "\n")
-    if not used:
+            lines.write(json.dumps({name: value for name, value in now._asdict().items() if value}) + "\n")
+    if not changed:
         return None
     return (
         f"names leave under another key than before ({file} was lost or replaced): the same module has another hash "
@@ -124,25 +129,47 @@ def note_key(run: Path, file: Path, key: bytes) -> str | None:
 def key_trouble(run: Path) -> str | None:
     """What is wrong with the key that names of `run` leave under, in a sentence; None where nothing is."""
     used = _keys_used(run)
-    if not used:
-        return None
-    file = Path(run, "mirrors", used[-1]["file"])
-    try:
-        there = _mark(bytes.fromhex(file.read_text("ascii"))) == used[-1]["mark"]
-    except (OSError, ValueError):
-        there = False
-    if not there:
-        return f"{file} does not hold the key that names left under: put it back from a copy, or they get other hashes"
-    keys = len({one["mark"] for one in used})
-    return None if keys == 1 else f"names left under {keys} keys, so one module has {keys} hashes: {file} was replaced"
+    # Of what left once, such as a report, only the last counts; a mirror goes on.
+    going_on = {one.mirror: one for one in used if one.mirror and (run / "mirrors" / f"{one.mirror}.json").is_file()}
+    for use in (*going_on.values(), *used[-1:]):
+        file = Path(run, "mirrors", use.file)
+        try:
+            there = _mark(bytes.fromhex(file.read_text("ascii"))) == use.mark
+        except (OSError, ValueError):
+            there = False
+        if not there:
+            return (
+                f"{file} does not hold the key that names left under: put it back from a copy, or they get other hashes"
+            )
+    for use in used:
+        keys = len({one.mark for one in used if one.file == use.file or (one.mirror and one.mirror == use.mirror)})
+        if keys > 1:
+            file = Path(run, "mirrors", use.file)
+            return f"names left under {keys} keys, so one module has {keys} hashes: {file} was replaced"
+    return None
 
 
-def _keys_used(run: Path) -> list[dict[str, str]]:
+class _Use(NamedTuple):
+    """Names left under a key. `mirror`: None where an older version wrote it down."""
+
+    mark: str
+    file: str
+    mirror: str | None
+
+
+def _keys_used(run: Path) -> list[_Use]:
+    """In the order of leaving. What cannot be read of them is passed over."""
     try:
         lines = (run / "mirrors" / _USED_FILE).read_text("utf-8").splitlines()
-        return [{name: str(line[name]) for name in ("mark", "file")} for line in map(json.loads, lines)]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return []
+    used = []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):
+            one = json.loads(line)
+            mirror = one.get("mirror") if isinstance(one, dict) else None
+            used.append(_Use(str(one["mark"]), str(one["file"]), None if mirror is None else str(mirror)))
+    return used
 
 
 def _mark(key: bytes) -> str:

@@ -65,6 +65,11 @@ class Release:
     deliveries: tuple[Mapping[str, Any], ...]
 
 
+def report_destination(file: Path) -> Destination:
+    """The file `file` as a policy sees it."""
+    return Destination(BACKEND, os.path.join(os.path.realpath(file.parent), file.name), explicit=True)
+
+
 @contextmanager
 def released(run: Path, file: Path, policy: Policy) -> Iterator[Release]:
     """The run in the folder `run` as `policy` lets it go into `file`, whose folder must be there.
@@ -74,7 +79,7 @@ def released(run: Path, file: Path, policy: Policy) -> Iterator[Release]:
 
     Raises PolicyError where nothing may leave to there, Retry where the audit cannot be written, LogError.
     """
-    destination = Destination(BACKEND, os.path.join(os.path.realpath(file.parent), file.name), explicit=True)
+    destination = report_destination(file)
     data = load(run)
     restricted = bool(data.info.get("restricted"))
     gate = make_gate(policy, destination, restricted=restricted, run=run)

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, LogError, MirrorError
+from ..errors import ConfigError, LogError, MirrorError, StatsBridgeError
 from ..log.files import make_folder
 from ..log.folder import STALE, write_json
 from ..log.runs import is_stale
@@ -125,13 +125,41 @@ def state_file(run: Path, name: str) -> Path:
     return run / FOLDER / f"{name}.json"
 
 
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A file that should hold a mirror and does not. `backend`: as its name says. `reason`: with what to do."""
+
+    name: str
+    backend: str
+    reason: str
+
+
 def load_states(run: Path) -> list[MirrorState]:
     """All mirrors of a run, by name. Raises LogError where one's file cannot be read."""
-    return [load_state(file) for file in sorted((run / FOLDER).glob("*.json"))]
+    states, damaged = readable_states(run)
+    if damaged:
+        raise LogError(damaged[0].reason)
+    return states
+
+
+def readable_states(run: Path) -> tuple[list[MirrorState], list[Damaged]]:
+    """The mirrors of a run that can be read, by name, and the files that can not: these bar no other mirror."""
+    states: list[MirrorState] = []
+    damaged: list[Damaged] = []
+    for file in sorted((run / FOLDER).glob("*.json")):
+        try:
+            state = load_state(file)
+            if state.name != file.stem and state_file(run, state.name).exists():
+                raise LogError(f"{file} is a copy of the mirror {state.name}: move it away")
+        except StatsBridgeError as error:
+            damaged.append(Damaged(file.stem, file.stem.rpartition("-")[0] or file.stem, str(error)))
+        else:
+            states.append(state)
+    return states, damaged
 
 
 def load_state(file: Path) -> MirrorState:
-    """The mirror in `file`. Raises LogError where it cannot be read."""
+    """The mirror in `file`. Raises LogError, which says what to do, where it cannot be read."""
     try:
         raw = json.loads(file.read_bytes())
         made: dict[str, Any] = {
@@ -142,9 +170,17 @@ def load_state(file: Path) -> MirrorState:
             "late": tuple(raw.pop("late", ())),
             "owner": None if (owner := raw.pop("owner")) is None else Owner(**owner),
         }
-        return MirrorState(**raw, **made)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LogError(f"{file} cannot be read: {error!r}") from error
+        if not all(isinstance(number, int) for part in ("cursor", "counts") for number in asdict(made[part]).values()):
+            raise ValueError("its numbers are none")
+        state = MirrorState(**raw, **made)
+        if not state.name or not isinstance(state.options, Mapping) or not isinstance(state.memory, Mapping):
+            raise ValueError("its options or its memory are none")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+        raise LogError(
+            f"{file} cannot be read: {error!r}. Put it back from a copy, or move it away; how far the mirror had got "
+            "is unknown then, and statsbridge sync RUN --to BACKEND[:TARGET] delivers the record from its beginning"
+        ) from error
+    return state
 
 
 def claim(run: Path, name: str, make: Callable[[], MirrorState]) -> MirrorState:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..backends import LOCAL, make_adapters
-from ..errors import ConfigError, MirrorError, Retry
+from ..errors import ConfigError, LogError, MirrorError, Retry, StatsBridgeError
 from ..log.attempts import Superseded, read_attempts
 from ..log.schema import as_text
 from .comparison import (
@@ -35,7 +35,7 @@ from .mirrors import destination_of, old_plan
 from .policy import load_policy
 from .selector import Selector
 from .sending import Plan
-from .state import MirrorState, load_states, mirror_name
+from .state import Damaged, MirrorState, mirror_name, readable_states
 from .tail import Tail
 
 
@@ -74,35 +74,62 @@ def verify(run: Path, against: str) -> list[Verification]:
         run: the run's folder.
         against: `"backend"` for all mirrors of the run there, or `"backend:target"` for one.
 
-    Raises ConfigError where the run has no such mirror, UnknownBackendError, PolicyError where the policy
-    forbids to go there, LogError where the record cannot be read, Retry where the store cannot be reached.
+    A mirror of which nothing can be compared, for example because its file is damaged, bars no other one: it has one
+    difference, `unreadable`.
+
+    Raises ConfigError where the run has no such mirror; and where none of them can be compared UnknownBackendError,
+    PolicyError where the policy forbids to go there, LogError where the record cannot be read, Retry where the store
+    cannot be reached.
     """
     policy = load_policy()
-    return [_verified(run, old_plan(run, state, policy)) for state in _states(run, against)]
+    states, damaged = _states(run, against)
+    results: list[Verification] = []
+    errors: list[StatsBridgeError] = [LogError(one.reason) for one in damaged]
+    for state in states:
+        try:
+            results.append(_verified(run, old_plan(run, state, policy)))
+        except StatsBridgeError as error:
+            errors.append(error)
+            results.append(_nothing(state.backend, state.destination.address, str(error)))
+    results += [_nothing(one.backend, "", one.reason) for one in damaged]
+    if len(errors) == len(results):
+        raise errors[-1]
+    return results
 
 
-def _states(run: Path, against: str) -> list[MirrorState]:
-    states = load_states(run)
+def _nothing(backend: str, address: str, reason: str) -> Verification:
+    """Of a mirror of which nothing can be compared."""
+    return Verification(
+        backend, address, 0, 0, as_table([{"kind": "unreadable", "reason": as_text(reason)}]), {"unreadable": 1}
+    )
+
+
+def _states(run: Path, against: str) -> tuple[list[MirrorState], list[Damaged]]:
+    states, damaged = readable_states(run)
     backend, _, target = against.partition(":")
     if backend == LOCAL:
         raise ConfigError(f"{LOCAL} is the record itself: give a tracker's name")
     found = [state for state in states if state.backend == backend]
+    lost = [one for one in damaged if one.backend == backend]
     if target:
         name = mirror_name(destination_of(make_adapters(against)[0]))
         found = [state for state in found if state.name == name]
-    if not found:
+        lost = [one for one in lost if one.name == name]
+    if not found and not lost:
         there = ", ".join(f"{state.backend} ({state.destination.address})" for state in states)
         raise ConfigError(
-            f"run {run.name} has no mirror at {against}; " + (f"it has {there}" if there else "it has none")
+            f"run {run.name} has no mirror at {against}; "
+            + "; ".join([f"it has {there or 'none'}", *(one.reason for one in damaged)])
         )
-    return found
+    return found, lost
 
 
 def _verified(run: Path, plan: Plan) -> Verification:
     keys: dict[str, int] = {}
     # The store first: what it has is on disk before, so the record read after it covers all of it.
     found, unreadable = _found(plan, keys)
-    record = _Record(plan.adapter, keys, _refusals(run, plan.state.name), Superseded(read_attempts(run)))
+    refusals = _refusals(run, plan.state.name, unreadable)
+    record = _Record(plan.adapter, keys, refusals, Superseded(read_attempts(run)))
     unreadable += record.read(run, plan)
     rows = [{"kind": "unreadable", "reason": as_text(text)} for text in unreadable]
     nothing_read = bool(unreadable) and not len(found[0])
@@ -137,9 +164,9 @@ def _found(plan: Plan, keys: dict[str, int]) -> tuple[tuple[Integers, Integers, 
 _Refusals = dict[tuple[str, int, int, int], str]
 
 
-def _refusals(run: Path, mirror: str) -> _Refusals:
-    """(series, step, time, bits of the value) → why the tracker did not take it."""
-    letters = read_dead_letters(run, mirror)
+def _refusals(run: Path, mirror: str, unreadable: list[str]) -> _Refusals:
+    """(series, step, time, bits of the value) → why the tracker did not take it; adds what cannot be read."""
+    letters = read_dead_letters(run, mirror, unreadable)
     letters = letters.filter(letters["value"].is_valid())
     values = bits(letters["value"].to_numpy()).tolist()
     names, steps = letters["series"].to_pylist(), letters["step"].to_pylist()

@@ -256,3 +256,14 @@ def test_wrong_input_is_refused(tmp_path: Path) -> None:
     empty = new_run(tmp_path)
     write_run(empty, {"scalars": {"step": 0, "name": "loss", "value": 1.0}})
     assert one(good, statsbridge.load(empty)).steps is None
+
+
+@pytest.mark.parametrize("config", ["text", [1], 7])
+def test_a_config_that_is_no_mapping_has_no_settings(config: object, tmp_path: Path) -> None:
+    """As where somebody has written into `run.json`."""
+    good = made(tmp_path, range(4), config={"lr": 0.1})
+    other = made(tmp_path, range(4))
+    file = Path(other.path, "run.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "config": config}))
+    found = one(good, statsbridge.load(other.path))
+    assert [(setting.name, setting.other) for setting in found.settings] == [("config.lr", None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,53 @@ def test_healthy_curves_of_any_size(scale: float, train: Floats, validation: Flo
     for seed in range(5):
         noisy = [scale * (one * (1 + 0.01 * noise(seed + place))) for place, one in enumerate((train, validation))]
         assert judge(shape(*noisy)).word == "healthy"
+
+
+# Powers of two: the same digits. The last ones are at the ends of what 64 bits hold.
+@pytest.mark.parametrize("power", [-1000, -600, 600, 1000, 1023])
+@pytest.mark.parametrize("word", FOUR)
+def test_a_curve_of_any_size_has_the_same_verdict(power: int, word: str) -> None:
+    """Squares of losses beyond 1e154 are infinite, those below 1e-162 are 0: none of them is needed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        usual, enormous = (shape(*(np.ldexp(one, by) for one in FOUR[word][0])) for by in (0, power))
+    assert judge(enormous).word == judge(usual).word == word
+    for name in ("slope", "slope_error", "late_slope", "late_slope_error", "wiggle", "late_wiggle", "level", "rise"):
+        assert getattr(enormous, name) == pytest.approx(np.ldexp(getattr(usual, name), power), rel=1e-12)
+
+
+@pytest.mark.parametrize("power", [-1000, -600, 600, 1000, 1020])
+def test_steps_and_spikes_of_a_curve_of_any_size(power: int) -> None:
+    curve_with_both = 2 + 0.01 * noise(7, 400) - 0.5 * (np.arange(400) >= 200)
+    curve_with_both[300] = 4.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        enormous = np.ldexp(curve_with_both, power)
+        assert spikes(enormous).tolist() == spikes(curve_with_both).tolist() == [300]
+        assert smoothed(enormous, 0.99).hidden.tolist() == [300]
+        (step,), (usual,) = jumps(enormous), jumps(curve_with_both)
+    assert (step.place, step.size) == (usual.place, pytest.approx(np.ldexp(usual.size, power)))
+
+
+def test_the_end_of_a_curve_that_came_down_from_an_enormous_loss() -> None:
+    end = 2 + 0.01 * noise(7, 300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = jumps(np.concatenate([1e300 * (1 + 0.01 * noise(8, 100)), end, end - 1]))
+    assert [jump.place for jump in found] == [100, 400]
+
+
+def test_an_enormous_loss_is_judged_without_a_warning(tmp_path: Path) -> None:
+    falling = [1.5e308 * 0.9**step * sign for step, sign in enumerate([1.0] * 60 + [-1.0] * 20)]
+    rows = (
+        scalar("loss", falling)
+        + scalar("loss", falling, kind="batch")
+        + scalar("val_loss", falling[::4], range(0, 80, 4))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for validation in (None, "val_loss"):
+            assert curves(recorded(tmp_path / str(validation), *rows), validation=validation).verdict.word
 
 
 def test_validation_that_stands_far_above_training_is_overfitting_too() -> None:

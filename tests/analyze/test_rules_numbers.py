@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,34 @@ def watched(thresholds: Thresholds | None = None, **courses: Any) -> dict[str, F
     rows = [to_table("scalars", scalar_rows(step, **values)) for step, values in enumerate(steps)]
     watch.add({"scalars": pa.concat_tables(rows)})
     return {finding.kind: finding for finding in watch.findings()}
+
+
+EXTREMES = (0.0, -0.0, 1.0, -3.5, 1e308, -1e308, 5e-324, 1e160, 1e-170, math.inf, -math.inf, math.nan, None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_of_any_size_are_judged_without_a_warning(seed: int) -> None:
+    """A training in float64 that diverges has such numbers, and the rules look on while it runs."""
+    chance, watch = random.Random(seed), Watch()
+    sites = ("activation", "activation_grad", "parameter", "parameter_grad", "update", "tensor")
+    statistics = ("mean", "std", "min", "max", "abs_mean", "l2", "zero_fraction", "update_ratio", "kl_unit_gaussian")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(40):
+            rows: dict[str, Any] = {
+                "module": [name for _ in sites for name in "abc"],
+                "type": [kind for _ in sites for kind in ("Linear", "ReLU", "Sigmoid")],
+                "site": [site for site in sites for _ in "abc"],
+                "tensor": ["weight" if "a" not in site[:2] else "" for site in sites for _ in "abc"],
+                "depth": [0, 1, 2] * len(sites),
+                "order": [0, 1, 2] * len(sites),
+                "count": [chance.choice((0, 1, 10, 2**62)) for _ in range(3 * len(sites))],
+                "nan_count": 0, "inf_count": 0, "call": 0, "step": step, "iteration": step, "time": 1.7e9,
+            }  # fmt: skip
+            rows |= {name: [chance.choice(EXTREMES) for _ in range(3 * len(sites))] for name in statistics}
+            values = {name: chance.choice(EXTREMES[:-1]) for name in ("loss", "grad_norm", "lr/0")}
+            watch.add({"stats": to_table("stats", rows), "scalars": to_table("scalars", scalar_rows(step, **values))})
+        assert watch.findings()
 
 
 # ---------------------------------------------------------------------- the loss
@@ -177,6 +207,22 @@ def test_one_large_norm_is_a_warning_and_three_are_an_explosion() -> None:
     once = watched(grad_norm=np.concatenate((calm, [500.0], calm)))["exploding_gradient"]
     assert (once.severity, once.step, once.value) == ("warning", 40, 500.0)
     assert watched(grad_norm=np.concatenate((calm, [90.0], calm))) == {}
+
+
+def test_a_norm_at_the_very_start_does_not_hide_later_explosions_for_ever() -> None:
+    norms = np.abs(1 + 0.1 * np.random.default_rng(5).normal(size=2000))
+    norms[1] = 1e6
+    assert watched(grad_norm=norms) == {}
+    soon, later = norms.copy(), norms.copy()
+    soon[500:510] = later[1500:1510] = 1e5
+    assert watched(grad_norm=soon) == {}
+    found = watched(grad_norm=later)["exploding_gradient"]
+    assert (found.step, found.severity) == (1500, "critical")
+    # A hinge loss, whose norm is mostly 0 in the end, comes back to what it was at first however late.
+    hinge = np.where(np.arange(4000) % 700 < 699, 0.0, 3.0)
+    hinge[:100] = 1.0
+    hinge[50] = 5.0
+    assert watched(grad_norm=hinge) == {}
 
 
 def test_many_norms_are_thinned_out_and_the_count_says_so() -> None:

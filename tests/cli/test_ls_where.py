@@ -85,3 +85,13 @@ def test_a_condition_that_is_none_is_one_line_and_status_2(configured: Path, whe
     assert len(result.stderr.splitlines()) == 1
     assert text in result.stderr
     assert "the condition" in result.stderr
+
+
+@pytest.mark.parametrize("config", ["text", [1], 7])
+def test_a_config_that_somebody_has_made_no_mapping_bars_no_other_run(config: object, tmp_path: Path) -> None:
+    for name, given in (("good", {"lr": 0.1}), ("odd", {})):
+        run = create_run(tmp_path, name=name, config=given, information={"versions": {"torch": "2.6"}})
+    file = run / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "config": config, "versions": config}))
+    assert names(tmp_path, "config.lr > 0") == ["good"]
+    assert names(tmp_path, "versions.torch IS NULL") == ["odd"]

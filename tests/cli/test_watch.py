@@ -25,6 +25,8 @@ from statsbridge.log import Writer
 from statsbridge.log.parts import list_parts, part_name
 from statsbridge.log.resume import next_attempt
 from statsbridge.log.schema import VERSION_KEY
+from statsbridge.mirror import Destination, Selection
+from statsbridge.mirror.state import MirrorState
 
 from .test_output import in_terminal
 
@@ -111,6 +113,17 @@ def test_what_cannot_be_read_is_said_and_ends_the_watching_of_a_run_that_has_end
     assert "Too many levels of symbolic links" in result.stdout
     assert result.stdout.splitlines()[-1] == "the run has ended: finished"
     assert result.exit_code == 0
+
+
+def test_a_damaged_mirror_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    run = written(tmp_path, *(step_rows(step) for step in range(3)))
+    destination = Destination("mlflow", "http://localhost:5000", explicit=True)
+    (run / "mirrors").mkdir()
+    MirrorState(backend="mlflow", options={}, destination=destination, selection=Selection()).save(run)
+    (run / "mirrors" / "wandb-1.json").write_text("{")
+    seen = Follower(run).look()
+    assert [one.backend for one in seen.mirrors] == ["mlflow"]
+    assert f"{run / 'mirrors' / 'wandb-1.json'} cannot be read" in seen.trouble
 
 
 def test_a_part_of_the_future_is_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import re
@@ -24,6 +25,7 @@ from statsbridge.mirror.gate import Gate, make_gate
 from statsbridge.mirror.hashing import KEY_FILE, Namer, key_trouble, load_key
 from statsbridge.mirror.policy import Grant, Policy
 from statsbridge.mirror.policy_file import STATISTICS, Limits, read_policy_file
+from statsbridge.mirror.state import mirror_name
 from statsbridge.mirror.tail import Chunk, Cursor
 
 EVERYTHING = frozenset(CHANNELS)
@@ -310,6 +312,77 @@ def test_the_same_key_in_another_file_is_no_other_key(tmp_path: Path) -> None:
     moved = gate(run, names="hashed", key_file=str(shared))
     moved.chunk(chunk())
     assert moved.key_changed is None
+
+
+KEYS = {"mlflow": "https://mlflow.example", "wandb": "https://wandb.example"}
+
+
+def to_each(folder: Path, run: Path, backend: str) -> Gate:
+    """The gate to one of two trackers, for each of which another file names another key."""
+    texts = []
+    for hashed in KEYS:
+        rules = [
+            f'[[destinations]]\nbackend = "{name}"\nurl = "{url}"\nnames = "{how}"\n'
+            for (name, url), how in zip(
+                KEYS.items(), ("hashed" if one == hashed else "plain" for one in KEYS), strict=True
+            )
+        ]
+        texts.append(f'applies_to = "all"\nkey_file = "{folder / hashed}.key"\n' + "".join(rules))
+    files = []
+    for number, text in enumerate(texts):
+        (folder / f"{number}.toml").write_text(text)
+        files.append(read_policy_file(folder / f"{number}.toml", "project"))
+    policy = Policy(frozenset(file for file in files if file is not None))
+    return make_gate(policy, Destination(backend, KEYS[backend], explicit=True), restricted=False, run=run)
+
+
+def serve(folder: Path, run: Path, backend: str) -> Gate:
+    """Let names leave to there, as a mirror does."""
+    made = to_each(folder, run, backend)
+    made.chunk(chunk())
+    (run / "mirrors" / f"{mirror_name(Destination(backend, KEYS[backend], explicit=True))}.json").write_text("{}")
+    return made
+
+
+def test_two_mirrors_may_have_two_keys(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for backend in (*KEYS, *KEYS):
+        assert serve(tmp_path, run, backend).key_changed is None
+        assert key_trouble(run) is None
+    assert len((run / "mirrors" / "policy.keys-used").read_text().splitlines()) == 2
+    # Each is missed, the one of the mirror that went on last and the other's.
+    for backend in KEYS:
+        file = tmp_path / f"{backend}.key"
+        kept = file.read_bytes()
+        file.unlink()
+        assert str(file) in (key_trouble(run) or "")
+        file.write_bytes(kept)
+        file.chmod(0o600)
+        assert key_trouble(run) is None
+    # And a change of one is said of that one alone.
+    (tmp_path / "mlflow.key").unlink()
+    assert str(tmp_path / "mlflow.key") in (serve(tmp_path, run, "mlflow").key_changed or "")
+    assert serve(tmp_path, run, "wandb").key_changed is None
+    assert "names left under 2 keys" in (key_trouble(run) or "")
+
+
+def test_a_mirror_that_gets_another_key_file_is_said(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    assert serve(tmp_path, run, "mlflow").key_changed is None
+    (tmp_path / "other").mkdir()
+    assert str(tmp_path / "other" / "mlflow.key") in (serve(tmp_path / "other", run, "mlflow").key_changed or "")
+
+
+def test_what_an_older_version_wrote_of_the_keys_counts_for_every_mirror(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    serve(tmp_path, run, "mlflow")
+    used = run / "mirrors" / "policy.keys-used"
+    line = json.loads(used.read_text())
+    del line["mirror"]
+    used.write_text(json.dumps(line) + "\nnot JSON\n")
+    assert serve(tmp_path, run, "mlflow").key_changed is None
+    assert key_trouble(run) is None
+    assert serve(tmp_path, run, "wandb").key_changed, "which of them the key was for is not known"
 
 
 def test_a_key_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:

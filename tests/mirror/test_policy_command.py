@@ -166,6 +166,64 @@ def test_a_run_of_which_nothing_left(folder: Path) -> None:
     assert command("local")[1].endswith("stays where it is\n")
 
 
+def test_a_damaged_mirror_is_named_and_the_others_are_judged(folder: Path) -> None:
+    (folder / "statsbridge-policy.toml").write_text(POLICY)
+    run = restricted_run(folder, "https://mlflow.lab.example")
+    broken = run / "mirrors" / "wandb-0123456789ab.json"
+    broken.write_text("{")
+    status, found = facts("mine")
+    assert status == 1
+    assert [one["allowed"] for one in found["destinations"]] == [True]
+    (reason,) = found["run"]["damaged_mirrors"]
+    assert reason.startswith(f"{broken} cannot be read")
+    status, text = command("mine")
+    assert status == 1
+    assert "a restricted run to mlflow at https://mlflow.lab.example: allowed" in text
+    assert str(broken) in text
+    assert "loss, val/loss" in text
+
+
+REPORT = """
+[[destinations]]
+backend = "report"
+path = "{folder}/reports"
+channels = ["metrics", "figures"]
+statistics = ["count", "mean"]
+names = "hashed"
+"""
+
+
+def test_a_report_is_a_destination_too(folder: Path) -> None:
+    (folder / "statsbridge-policy.toml").write_text(REPORT.format(folder=folder))
+    (folder / "reports").mkdir()
+    file = folder / "reports" / "mine.html"
+    status, found = facts(f"report:{file}")
+    assert status == 0
+    (verdict,) = found["destinations"]
+    assert (verdict["backend"], verdict["address"], verdict["allowed"]) == ("report", str(file), True)
+    assert (verdict["channels"], verdict["statistics"]) == (["figures", "metrics"], ["count", "mean"])
+    # What is answered is what happens.
+    run = create_run(folder / "statsbridge-runs", name="mine", config=None, information={"restricted": True})
+    write_run(run, {"scalars": scalar_rows(0, loss=1.0)})
+    assert CliRunner().invoke(app, ["report", "mine", "-o", str(file)]).exit_code == 0
+    status, text = command("report:reports/mine.html")
+    assert status == 0
+    assert f"a restricted run to report at {file}: allowed\n  channels: figures, metrics\n" in text
+
+
+def test_a_report_without_a_file_is_one_in_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "statsbridge-policy.toml").write_text(REPORT.format(folder=folder))
+    status, text = command("report")
+    assert status == 1
+    assert f"a restricted run to report at {folder}/<run id>.html: forbidden" in text
+    assert "it is another folder" in text
+    assert CliRunner().invoke(app, ["policy", "report:"]).exit_code == 2
+    assert command("report", "--unrestricted")[0] == 0
+    (folder / "reports").mkdir()
+    monkeypatch.chdir(folder / "reports")
+    assert command("report")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

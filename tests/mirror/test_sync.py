@@ -240,3 +240,85 @@ def test_nothing_is_prepared_for_what_a_tracker_has_no_place_for(
     adapter.lacks = frozenset(lacks)
     chosen = new_plan(run, adapter, adapter.destination(), Selection(artifact=True), load_policy()).state.selection
     assert (chosen.histograms, chosen.figures, chosen.artifact) == (histograms, figures, artifact)
+
+
+# ---- one mirror that cannot be served bars no other --------------------------------------------------------------
+
+
+DAMAGES = {
+    "cut short": '{"backend": "lines", "opt',
+    "zeroed": "\0" * 300,
+    "another program's": '["notes"]',
+    "no address": '{"destination": {"backend": "lines", "address": null, "explicit": true}}',
+    "no memory": '{"memory": 3}',
+    "nested without end": "[" * 100_000,
+    "numbers that are none": '{"cursor": {"stats": "many"}}',
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_mirror_is_named_and_the_others_are_delivered(run: Path, tmp_path: Path, damage: str) -> None:
+    add_mirror(run, JsonLines(tmp_path / "store"))
+    broken = add_mirror(run, JsonLines(tmp_path / "other"))
+    text = DAMAGES[damage]
+    if text.startswith("{") and text.endswith("}"):  # these change a part of what was there
+        text = json.dumps(json.loads(broken.read_text()) | json.loads(text))
+    broken.write_text(text)
+    done = sync(run)
+    assert done.exit_code == 1, done.output
+    assert stored_scalars(tmp_path / "store") == logged(run)
+    assert not (tmp_path / "other").exists()
+    assert f"{broken} cannot be read" in done.stdout
+    assert "statsbridge sync RUN --to BACKEND[:TARGET]" in done.stdout
+    (row,) = (line.split() for line in done.stdout.splitlines() if line.split()[-1] == "damaged")
+    assert row == ["lines", "0", "0", "unknown", "damaged"]
+    # Its own tracker is not served by a new mirror as if there had been none; another one is.
+    assert (sync(run, "--to", f"lines:{tmp_path / 'other'}").exit_code, broken.read_text()) == (2, text)
+    assert sync(run, "--to", f"lines:{tmp_path / 'third'}").exit_code == 0
+    # What the message says helps.
+    broken.rename(tmp_path / "moved away")
+    assert sync(run, "--to", f"lines:{tmp_path / 'other'}").exit_code == 0
+    assert stored_scalars(tmp_path / "other") == logged(run)
+    assert sync(run).exit_code == 0
+
+
+def test_a_copy_of_a_mirrors_file_is_no_mirror(run: Path, tmp_path: Path) -> None:
+    file = add_mirror(run, JsonLines(tmp_path / "store"))
+    copy = file.with_name(f"{file.stem} (copy).json")
+    copy.write_bytes(file.read_bytes())
+    done = sync(run)
+    assert done.exit_code == 1
+    assert f"{copy} is a copy of the mirror {file.stem}: move it away" in done.stdout
+    assert stored_scalars(tmp_path / "store") == logged(run)
+    assert max(Counter(lines(tmp_path / "store")).values()) == 1
+
+
+def test_where_every_mirror_is_damaged_nothing_is_done(run: Path, tmp_path: Path) -> None:
+    add_mirror(run, JsonLines(tmp_path / "store")).write_text("{")
+    done = sync(run)
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "cannot be read" in line
+
+
+def test_a_mirror_whose_tracker_is_not_installed_bars_no_other(run: Path, tmp_path: Path) -> None:
+    add_mirror(run, JsonLines(tmp_path / "store"))
+    gone = add_mirror(run, Planned(tmp_path / "other"), backend="nonsense")
+    done = sync(run)
+    assert done.exit_code == 1, done.output
+    assert "backend 'nonsense' is not known here" in done.stdout
+    assert stored_scalars(tmp_path / "store") == logged(run)
+    assert json.loads(gone.read_text())["backend"] == "nonsense"
+
+
+def test_a_mirror_that_the_policy_forbids_now_bars_no_other(run: Path, tmp_path: Path) -> None:
+    add_mirror(run, JsonLines(tmp_path / "store"))
+    add_mirror(run, JsonLines(tmp_path / "other"))
+    (tmp_path / "statsbridge-policy.toml").write_text(
+        f'applies_to = "all"\ndestinations = [{{backend = "lines", path = "{tmp_path / "store"}"}}]\n'
+    )
+    done = sync(run)
+    assert done.exit_code == 1, done.output
+    assert "is not allowed by policy" in done.stdout
+    assert stored_scalars(tmp_path / "store") == logged(run)
+    assert not (tmp_path / "other").exists()

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mirror_helpers import lines
+from mirror_helpers import JsonLines, lines
 from typer.testing import CliRunner
 from verify_helpers import STEPS, deliver, install, recorded
 
-from statsbridge import ConfigError, Retry
+from statsbridge import ConfigError, LogError, Retry
 from statsbridge.cli import app
 from statsbridge.log import load
 from statsbridge.mirror.comparison import Expected, Found, compare_step
-from statsbridge.mirror.state import load_states
+from statsbridge.mirror.state import load_states, state_file
 from statsbridge.mirror.tail import Cursor
 from statsbridge.mirror.verify import Verification, verify
 
@@ -236,6 +236,55 @@ def test_several_mirrors_of_one_backend(run: Path, tmp_path: Path) -> None:
     deliver(run, f"lines:{tmp_path / 'b'}")
     edit(tmp_path / "b", lambda there: there.clear())
     assert [result.proved for result in sorted(verify(run, "lines"), key=lambda one: one.address)] == [True, False]
+
+
+def test_a_damaged_mirror_is_named_and_the_others_are_compared(run: Path, tmp_path: Path) -> None:
+    deliver(run, f"lines:{tmp_path / 'a'}")
+    (whole,) = verify(run, "lines")
+    broken = state_file(run, load_states(run)[0].name)
+    deliver(run, f"lines:{tmp_path / 'b'}")
+    broken.write_text("{")
+    good, lost = verify(run, "lines")
+    assert (good.address, good.proved, good.same) == (str(tmp_path / "b"), True, whole.same)
+    assert (lost.compared, lost.proved, lost.counts) == (0, False, {"unreadable": 1})
+    (row,) = lost.differences.to_pylist()
+    assert str(broken) in row["reason"]
+    # Of the one that is asked for alone the others' files do not matter; of the damaged one nothing can be said.
+    assert [one.proved for one in verify(run, f"lines:{tmp_path / 'b'}")] == [True]
+    with pytest.raises(LogError, match="cannot be read"):
+        verify(run, f"lines:{tmp_path / 'a'}")
+    with pytest.raises(ConfigError, match=f"has no mirror at torn; it has lines .*; .*{broken.name} cannot be read"):
+        verify(run, "torn")
+    result = CliRunner().invoke(app, ["verify", str(run), "--against", "lines"])
+    assert result.exit_code == 1
+    assert str(broken) in result.stdout
+
+
+def test_a_store_that_is_down_does_not_bar_another(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        deliver(run, f"lines:{tmp_path / name}")
+    read_back = JsonLines.read_back
+
+    def one_is_down(self: JsonLines, *arguments: Any) -> Any:
+        if self.path.name == "a":
+            raise Retry("connection refused")
+        return read_back(self, *arguments)
+
+    monkeypatch.setattr(JsonLines, "read_back", one_is_down)
+    results = {Path(one.address).name: one for one in verify(run, "lines")}
+    assert (results["a"].counts, results["b"].proved) == ({"unreadable": 1}, True)
+
+
+def test_damaged_dead_letters_are_named_and_the_rest_is_compared(run: Path, tmp_path: Path) -> None:
+    before = mirrored(run, tmp_path / "store", "refusing")
+    assert before.counts["rejected"] >= 1
+    (file,) = (run / "mirrors").glob("*/dead-letters/*.parquet")
+    file.write_bytes(file.read_bytes()[:40])
+    (result,) = verify(run, "refusing")
+    assert not result.proved
+    assert (result.compared, result.counts["unreadable"]) == (before.compared, 1)
+    (reason,) = (row["reason"] for row in result.differences.to_pylist() if row["kind"] == "unreadable")
+    assert str(file) in reason
 
 
 # ---- one step of one curve ---------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from .nonfinite import NonFinite
 from .norms import GradientNormGrowth
 from .reach import NoGradient, NoOptimizer
 from .step import Rule
+from .stepped import NeverStepped
 from .underflow import Underflow
 from .updates import UpdateMissing, UpdateTooLarge, WeightGrowth
 
@@ -36,6 +37,7 @@ RULES: tuple[Callable[[Thresholds], Rule], ...] = (
     UpdateMissing,
     NoGradient,
     NoOptimizer,
+    NeverStepped,
     Facts,
     SkippedSteps,
     LossSpike,

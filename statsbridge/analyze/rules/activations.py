@@ -139,8 +139,8 @@ class StaleOutputs:
             return
         known, rows = step.known, step.leaves("activation")
         parameters = step.site("parameter")
-        same = _unchanged(rows, self._outputs) & (rows["std"] > 0)
-        moved = parameters.where(parameters.measured & ~_unchanged(parameters, self._weights, fresh=True))
+        same = unchanged(rows, self._outputs) & (rows["std"] > 0)
+        moved = parameters.where(parameters.measured & ~unchanged(parameters, self._weights, fresh=True))
         moving = match(known.modules_of(rows.ids), known.modules_of(moved.ids)) >= 0
         found = self._repeats.update(rows.ids, same & moving, step.step, self._limits.persistence)
         if found.any():
@@ -157,7 +157,7 @@ class StaleOutputs:
             )
 
 
-def _unchanged(rows: Rows, memories: dict[str, Memory], *, fresh: bool = False) -> Flags:
+def unchanged(rows: Rows, memories: dict[str, Memory], *, fresh: bool = False) -> Flags:
     """Whether each row's statistics are those of the sample before; `fresh` for one that has none."""
     same, new = np.ones(len(rows), bool), np.zeros(len(rows), bool)
     for name, memory in memories.items():

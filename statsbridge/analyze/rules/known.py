@@ -283,8 +283,8 @@ class Known:
 
 
 def column(table: pa.Table, name: str) -> npt.NDArray[Any]:
-    """A numeric column as float64, NaN where null."""
-    values: npt.NDArray[Any] = table[name].cast(pa.float64()).to_numpy()
+    """A numeric column as float64, NaN where null; whole numbers beyond 2^53 are rounded."""
+    values: npt.NDArray[Any] = table[name].cast(pa.float64(), safe=False).to_numpy()
     return values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +16,8 @@ from .step import Alarm, Step
 
 _WINDOW = 50
 _LEAST = 20
+_BLOCKS = 20  # of as many steps as the median is over, after which a norm is long ago
+_FLOOR = 0.01  # of the median at the start: what lies below is as good as 0
 _IN_A_ROW = 3
 _KEPT = 4096  # norms; where there are more, every second one, every fourth, …
 _PERCENTILE = 95.0
@@ -74,7 +77,10 @@ class GradientNormGrowth:
         self._limit = limits.gradient_norm_growth
         self._running = RunningMedian(_WINDOW)
         self._start = 0.0
-        self._largest = 0.0  # of those that were no explosion
+        # Of those that were no explosion: of all steps, and of the last ones, in blocks.
+        self._largest = 0.0
+        self._recent: deque[float] = deque(maxlen=_BLOCKS)
+        self._passed = 0
         self._in_a_row = 0
         self._since = 0
 
@@ -90,7 +96,11 @@ class GradientNormGrowth:
         if not self._start:  # so far there was nothing to learn: no norm is many times as large as 0
             self._remember(norm)
             return
-        if norm <= self._limit * max(median, self._start * 0.01) or norm <= self._largest:
+        floor = self._start * _FLOOR
+        # Next to a median that is as good as 0 only all norms before are a measure: those of a hinge loss come back.
+        # Where there is something to measure by, one that was long ago, such as the very first, is none.
+        largest = self._largest if median < floor else max(self._recent)
+        if norm <= self._limit * max(median, floor) or norm <= largest:
             self._in_a_row = 0
             self._remember(norm)
             return
@@ -109,3 +119,7 @@ class GradientNormGrowth:
     def _remember(self, norm: float) -> None:
         self._running.add(norm)
         self._largest = max(self._largest, norm)
+        if self._passed % _WINDOW == 0:
+            self._recent.append(norm)
+        self._recent[-1] = max(self._recent[-1], norm)
+        self._passed += 1

@@ -38,6 +38,7 @@ QUESTIONS: tuple[Question, ...] = (
             "module_eval",
             "parameter_replaced",
             "no_optimizer",
+            "never_stepped",
             "no_gradient",
             "unused_module",
             "zero_gradient",

@@ -135,6 +135,17 @@ TRAINING: Mapping[str, Words] = {
             "freeze it with requires_grad_(False) if that is meant",
         ),
     ),
+    "never_stepped": Words(
+        "no optimizer steps",
+        (
+            "optimizer.step() is missing, or stands behind a condition that never holds",
+            "the optimizer holds the parameters of another model: a copy, or the one before it was made anew",
+        ),
+        (
+            "call optimizer.step() after backward(), with an optimizer made from this model's parameters",
+            "where many backward passes make one step, call run.step() once for each optimizer step",
+        ),
+    ),
     "parameter_replaced": Words(
         "a parameter is not the one that the optimizer holds",
         (

@@ -1,10 +1,11 @@
 """Counting the values of many samples into their bins, in few operations: in the background thread.
 
-Each operation of numpy takes the interpreter lock, for which the training thread then waits: long samples share theirs.
+Each operation of numpy takes the interpreter lock, for which the training thread then waits: samples share theirs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +14,10 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Kind = type[np.float32] | type[np.float64]
 
-_LONG = 2048  # elements of a sample that is not copied to its neighbours
-_TOGETHER = 1 << 16  # elements of long samples: more leave the cache
-_CHUNK = 1 << 12  # of short ones
+_TOGETHER = 1 << 16  # elements of samples: more leave the cache
+_ALIKE = 2  # times as long as its shortest sample may be the longest of a group: all are filled up to that
 _FAR, _STEEP, _FARTHEST = 1e6, 1e30, 1e290  # of an offset in float32, of a factor there, of either in float64
 
 
@@ -24,8 +25,7 @@ class Codes(NamedTuple):
     """Several samples, and what makes bins of their values.
 
     `values[i]`, float32, of `lengths[i]` elements. The bin of a value is the integral part of value · `factor` +
-    `offset`, and at least 0 and at most `last`: bins 0 and `last` are all beyond. `beyond`: whether any value may be.
-    `partial`: whether the sums are asked for of a short one.
+    `offset`, and at least 0 and at most `last`: bins 0 and `last` are all beyond, and what is NaN is in bin 0.
     """
 
     values: Sequence[npt.NDArray[np.float32]]
@@ -33,103 +33,78 @@ class Codes(NamedTuple):
     factor: Floats
     offset: Floats
     last: Floats
-    beyond: npt.NDArray[np.bool_]
-    partial: npt.NDArray[np.bool_]
 
     def take(self, which: Integers) -> Codes:
         """Some of them."""
         values = [self.values[index] for index in which.tolist()]
-        return Codes(
-            values,
-            self.lengths[which],
-            self.factor[which],
-            self.offset[which],
-            self.last[which],
-            self.beyond[which],
-            self.partial[which],
-        )
+        return Codes(values, self.lengths[which], self.factor[which], self.offset[which], self.last[which])
 
 
 def count_codes(codes: Codes, bins: int) -> tuple[Floats, Floats]:
     """How many values of each sample fall into each bin, `[samples, bins]`; sums of values and squares, `[2, samples]`.
 
-    Sums are 0 where they were not asked for.
+    The sums are of float32.
     """
-    counts, sums = np.zeros((len(codes.lengths), bins)), np.zeros((2, len(codes.lengths)))
+    samples = len(codes.lengths)
+    counts, sums = np.zeros((samples, bins)), np.zeros((2, samples))
     # Spreads of micro-batches can lie further apart than float32 reaches, where inf - inf would be no bin at all.
-    far = (codes.factor > _STEEP) | (np.abs(codes.offset) > _FAR)
-    long = (codes.lengths >= _LONG) & ~far
-    most = max(_TOGETHER, int(codes.lengths.max(initial=0)))
-    space = np.empty(most, dtype=np.float32), np.empty(most, dtype=np.intp)
-    for kind in (long & codes.beyond, long & ~codes.beyond):
-        for which in _groups(codes.lengths, np.flatnonzero(kind), _TOGETHER):
-            counts[which], sums[:, which] = _count_long(codes.take(which), bins, *space)
-    for which in _groups(codes.lengths, np.flatnonzero(~long), _CHUNK):
-        counts[which], sums[:, which] = _count_short(codes.take(which), bins, bool(far[which].any()))
+    near = (codes.factor <= _STEEP) & (np.abs(codes.offset) <= _FAR)
+    kinds: tuple[tuple[Kind, npt.NDArray[np.bool_]], ...] = ((np.float32, near), (np.float64, ~near))
+    for kind, chosen in kinds:
+        which = np.flatnonzero(chosen & (codes.lengths > 0))
+        which = which[np.argsort(codes.lengths[which], kind="stable")]
+        if len(which):
+            counts[which], sums[:, which] = _count_sorted(codes.take(which), bins, kind)
     return counts, sums
 
 
-def _groups(lengths: Integers, which: Integers, most: int) -> Iterator[Integers]:
-    """Groups of at most so many elements, were all as long as their longest; a longer one is a group of its own."""
-    start, longest = 0, 0
-    for end, length in enumerate(lengths[which].tolist()):
-        longest = max(longest, length)
-        if end > start and longest * (end - start + 1) > most:
-            yield which[start:end]
-            start, longest = end, length
-    if len(which):
-        yield which[start:]
+def _count_sorted(codes: Codes, bins: int, kind: Kind) -> tuple[Floats, Floats]:
+    """The same of samples in the order of their lengths, in numbers of one `kind`.
 
-
-def _keep_within(code: npt.NDArray[Any], last: npt.NDArray[Any], beyond: bool) -> None:
-    """Bring what is beyond the bins into the outermost ones.
-
-    A glance at the smallest and the largest costs a third of that. Not to look would be to trust in what others have
-    computed: one value outside, and the rows of a whole step are lost. What is NaN is beyond as well.
+    Those of a group are the rows of one table. Zeros fill it up, and are taken out of the bin that they fall into.
     """
-    if beyond or not (code.min(initial=0) >= 0 and code.max(initial=0) < last.min(initial=np.inf) + 1):
-        np.minimum(np.fmax(code, 0, out=code), last, out=code)
+    samples = len(codes.values)
+    counts, sums = np.zeros((samples, bins)), np.zeros((2, samples))
+    factor = np.minimum(codes.factor, _FARTHEST).astype(kind)[:, None]
+    offset = np.clip(codes.offset, -_FARTHEST, _FARTHEST).astype(kind)[:, None]
+    last = codes.last.astype(kind)[:, None]
+    starts = (np.arange(samples, dtype=np.int32) * bins)[:, None]
+    bin_of_zero = np.zeros(samples, dtype=np.intp)
+    lacking = np.zeros(samples, dtype=np.int64)
+    # Fresh memory for each group would cost more than the counting.
+    most = max(_TOGETHER, int(codes.lengths[-1]))
+    numbers: npt.NDArray[Any] = np.empty(most, dtype=kind)
+    places, indices = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.intp)
+    for here in _groups(codes.lengths.tolist()):
+        shape = here.stop - here.start, int(codes.lengths[here.stop - 1])
+        size = math.prod(shape)
+        code, place, index = numbers[:size].reshape(shape), places[:size].reshape(shape), indices[:size]
+        for row, values in zip(code, codes.values[here], strict=True):
+            row[: len(values)] = values
+            row[len(values) :] = 0
+        sums[0, here], sums[1, here] = np.add.reduce(code, axis=1), np.vecdot(code, code)
+        code *= factor[here]
+        code += offset[here]
+        # NaN has no place, and would cost the rows of the whole step. It comes of a value that is not finite, which the
+        # sum shows, or of numbers that are far.
+        if kind is np.float64 or not np.isfinite(sums[0, here]).all():
+            np.fmax(code, 0, out=code)
+        np.clip(code, 0, last[here], out=code)
+        np.copyto(place, code, casting="unsafe")
+        bin_of_zero[here], lacking[here] = place[:, -1], shape[1] - codes.lengths[here]
+        np.add(place, starts[: shape[0]], out=index.reshape(shape), dtype=np.int32)
+        np.add.at(counts[here].reshape(-1), index, 1.0)  # in numpy 2 faster than `bincount`
+    counts[np.arange(samples), bin_of_zero] -= lacking
+    return counts, sums
 
 
-def _count_long(
-    codes: Codes, bins: int, numbers: npt.NDArray[np.float32], places: npt.NDArray[np.intp]
-) -> tuple[Floats, Floats]:
-    """One row each, of one length: zeros fill up, and are counted in a bin of their own that is not kept.
-
-    In `numbers` and `places`: fresh memory would cost more than the counting.
-    """
-    samples, longest = len(codes.values), int(codes.lengths.max())
-    table = numbers[: samples * longest].reshape(samples, longest)
-    index = places[: samples * longest].reshape(samples, longest)
-    for row, values in zip(table, codes.values, strict=True):
-        row[: len(values)] = values
-        row[len(values) :] = 0
-    sums = np.stack((np.add.reduce(table, axis=1), np.vecdot(table, table)))
-    table *= codes.factor.astype(np.float32)[:, None]
-    table += codes.offset.astype(np.float32)[:, None]
-    _keep_within(table, codes.last.astype(np.float32)[:, None], bool(codes.beyond.any()))
-    np.copyto(index, table, casting="unsafe")
-    for sample, length in enumerate(codes.lengths.tolist()):
-        index[sample, length:] = bins
-    index += (np.arange(samples) * (bins + 1))[:, None]
-    counts = np.bincount(index.reshape(-1), minlength=samples * (bins + 1)).reshape(samples, bins + 1)
-    return counts[:, :bins].astype(np.float64), sums.astype(np.float64)
-
-
-def _count_short(codes: Codes, bins: int, far: bool) -> tuple[Floats, Floats]:
-    """One after the other, in float64 where they are `far` from their bins."""
-    samples, lengths = len(codes.values), codes.lengths
-    factor, offset = np.minimum(codes.factor, _FARTHEST), np.clip(codes.offset, -_FARTHEST, _FARTHEST)
-    kind = np.dtype(np.float64 if far else np.float32)
-    code = np.concatenate(codes.values).astype(kind, copy=False)
-    code *= np.repeat(factor.astype(kind), lengths)
-    code += np.repeat(offset.astype(kind), lengths)
-    _keep_within(code, np.repeat(codes.last.astype(kind), lengths), bool(codes.beyond.any()))
-    index = code.astype(np.intp)
-    index += np.repeat(np.arange(samples) * bins, lengths)
-    counts = np.bincount(index, minlength=samples * bins).reshape(samples, bins)
-    sums = np.zeros((2, samples))
-    for sample in np.flatnonzero(codes.partial).tolist():
-        values = codes.values[sample]
-        sums[:, sample] = np.add.reduce(values), np.dot(values, values)
-    return counts.astype(np.float64), sums
+def _groups(lengths: Sequence[int]) -> Iterator[slice]:
+    """Groups of samples about as long as each other, of at most so many elements when all are as long as the last."""
+    start = 0
+    for end, length in enumerate(lengths):
+        too_many = end > start and length * (end - start + 1) > _TOGETHER
+        if too_many or length > _ALIKE * lengths[start]:
+            yield slice(start, end)
+            start = end
+    if lengths:
+        yield slice(start, len(lengths))

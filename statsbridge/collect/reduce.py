@@ -1,6 +1,7 @@
 """From pieces to rows: in the background thread, in float64, for all tensors of a step at once."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,8 @@ class Reducer:
         self._shapes = Shapes()
         self._owners: list[Integers] = []
         self._columns: list[Columns] = []
-        self._status: dict[int, str] = {}
+        self._status: dict[int, str] = {}  # of pieces without elements
+        self._withheld: dict[int, str] = {}  # of pieces whose elements have no numbers: their row has none either
         self._measured: set[int] = set()
         self._spreads: list[tuple[Integers, Floats]] = []
 
@@ -88,7 +90,7 @@ class Reducer:
             if piece.status is None:
                 self._measured.add(row)
             else:
-                self._status.setdefault(row, piece.status)
+                (self._withheld if piece.count else self._status).setdefault(row, piece.status)
         if without:
             self._append(_owners(without), _only_counts([piece.count for _, piece in without]))
         if small:
@@ -114,7 +116,9 @@ class Reducer:
         merged = merge_rows(together, owner, rows)
         if self._wanted.kl:
             merged["kl_unit_gaussian"] = self._divergence(merged)
-        status = [None if row in self._measured else self._status.get(row) for row in range(rows)]
+        silent = {row: status for row, status in self._status.items() if row not in self._measured}
+        silent |= self._withheld
+        status = [silent.get(row) for row in range(rows)]
         return {**merged, "histogram": merged.get("histogram"), "status": status}
 
     def spreads(self, rows: int) -> Floats:
@@ -163,7 +167,9 @@ class Reducer:
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             z = ((values - np.repeat(mean, lengths)) / np.repeat(std, lengths)).astype(np.float32)
         used = columns["count"] - columns["nan_count"] - columns["inf_count"]
-        runs = np.split(z[finite], np.cumsum(used)[:-1])
+        ends = np.cumsum(used).tolist()
+        z = z[finite]
+        runs = [z[start:end] for start, end in pairwise([0, *ends])]
         elements = (used * repeat).astype(np.float64)
         self._sample(owner, runs, mean, 1 / np.where(std > 0, std, 1.0), elements, elements, columns)
 

@@ -54,7 +54,7 @@ class Backlog:
         self._may_write = may_write
         self._rank = rank
         self._attempt = attempt
-        self._waiting: dict[str, deque[pa.Table]] = {table: deque() for table in WRITE_ORDER}
+        self._waiting: dict[str, deque[tuple[pa.Table, int]]] = {table: deque() for table in WRITE_ORDER}
         self._ready: dict[str, _Ready] = {}
         self._next = {table: first.get(table, 0) for table in WRITE_ORDER}
         self._durable_folders: set[str] = set()
@@ -63,11 +63,12 @@ class Backlog:
 
     def add(self, table: str, rows: pa.Table) -> None:
         """Take the rows of one piece of work, which will share one part, or count them as dropped."""
-        if self.nbytes and self.nbytes + rows.nbytes > BACKLOG_BYTES:
+        nbytes = rows.nbytes  # it takes Arrow a while to add them up
+        if self.nbytes and self.nbytes + nbytes > BACKLOG_BYTES:
             self._drop(table, rows.num_rows)
             return
-        self._waiting[table].append(rows)
-        self.nbytes += rows.nbytes
+        self._waiting[table].append((rows, nbytes))
+        self.nbytes += nbytes
 
     def write(self) -> OSError | None:
         """Write all that waits; the first thing that went wrong, or None when all is on disk."""
@@ -84,7 +85,7 @@ class Backlog:
         lost = 0
         for table, waiting in self._waiting.items():
             ready = self._ready.pop(table, None)
-            rows = sum(rows.num_rows for rows in waiting)
+            rows = sum(rows.num_rows for rows, _ in waiting)
             # Where only the fsync of its folder failed, the part is there for every reader.
             # What a disk in trouble cannot tell is lost, as far as we know.
             if ready is not None and not os.path.exists(part_folder(self._run, table, self._rank) / ready.name):
@@ -124,18 +125,18 @@ class Backlog:
         if not waiting:
             return None
         chosen = [waiting.popleft()]
-        nbytes = chosen[0].nbytes
-        while waiting and nbytes + waiting[0].nbytes <= PART_BYTES:
-            nbytes += waiting[0].nbytes
+        nbytes = chosen[0][1]
+        while waiting and nbytes + waiting[0][1] <= PART_BYTES:
+            nbytes += waiting[0][1]
             chosen.append(waiting.popleft())
         try:
-            rows = pa.concat_tables(chosen)
+            rows = pa.concat_tables([rows for rows, _ in chosen])
             name, data = encode(table, rows, first=self._next[table], attempt=self._attempt)
         except MemoryError:  # that may pass
             waiting.extendleft(reversed(chosen))
             raise
         except Exception:  # rows that cannot be written must not keep all others from it
-            self._drop(table, sum(rows.num_rows for rows in chosen))
+            self._drop(table, sum(rows.num_rows for rows, _ in chosen))
             self.nbytes -= nbytes
             raise
         # Numbers are used up only by what is on disk, so a part that failed is tried again as it is: where

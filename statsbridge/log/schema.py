@@ -1,6 +1,7 @@
 """The four tables of a run: their columns, and how Python values become Arrow columns of just those types."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -106,6 +107,10 @@ SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
 WRITER_COLUMNS = ("seq", "attempt")
 """The columns that only the writer fills in."""
 
+_GIVEN = {
+    name: pa.schema([field for field in schema if field.name not in WRITER_COLUMNS]) for name, schema in SCHEMAS.items()
+}
+
 # A loss that is NaN is a fact; a statistic that is NaN is a statistic that could not be computed.
 _TRUE_NAN = frozenset({("scalars", "value"), ("events", "value"), ("events", "threshold")})
 
@@ -116,7 +121,8 @@ def to_table(name: str, columns: Columns) -> pa.Table:
     A column that is missing is null in every row; a single value holds for every row. NaN is null, except in
     the value of a scalar and the value and threshold of an event. `time` is in seconds (float) or
     microseconds (integer) since the epoch, datetime64 or aware datetime. `histogram` is int64 [rows, bins].
-    Arrays are not copied: leave them unchanged until they have been written.
+    Arrays are not copied: leave them unchanged until they have been written. A tuple of texts or integers is taken for
+    a column that comes with each step: its Arrow array is kept for the next time.
 
     Raises ValueError (`pyarrow.ArrowInvalid` too) and TypeError where a value does not fit, KeyError for an
     unknown table.
@@ -127,21 +133,21 @@ def to_table(name: str, columns: Columns) -> pa.Table:
         raise ValueError(f"table {name!r} takes no column {', '.join(sorted(unknown))}")
     sized = [len(values) for values in columns.values() if _has_rows(values)]
     rows = sized[0] if sized else min(len(columns), 1)
-    fields = [field for field in schema if field.name not in WRITER_COLUMNS]
     arrays = []
-    for field in fields:
+    for field in _GIVEN[name]:
         values = columns.get(field.name)
         nan_is_null = (name, field.name) not in _TRUE_NAN
         if values is None:
             array = pa.nulls(rows, field.type)
         elif _has_rows(values):
-            array = _to_array(values, field.type, nan_is_null)
+            again = isinstance(values, tuple) and field.type in (_TEXT, _INTEGER)
+            array = _kept(values, field.type) if again else _to_array(values, field.type, nan_is_null)
         else:
             array = _to_array([values], field.type, nan_is_null).take(pa.array(np.zeros(rows, np.int32)))
         if len(array) != rows:
             raise ValueError(f"column {field.name!r} of {name!r} has {len(array)} values for {rows} rows")
         arrays.append(array)
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+    return pa.Table.from_arrays(arrays, schema=_GIVEN[name])
 
 
 def conform(name: str, table: pa.Table) -> pa.Table:
@@ -179,6 +185,11 @@ def _has_rows(values: object) -> bool:
     if isinstance(values, np.ndarray):
         return values.ndim > 0
     return isinstance(values, Sequence) and not isinstance(values, str | bytes)
+
+
+@lru_cache(maxsize=32)
+def _kept(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
+    return _to_array(values, kind, nan_is_null=True)
 
 
 def _to_array(values: Any, kind: pa.DataType, nan_is_null: bool) -> pa.Array:

@@ -288,3 +288,16 @@ def test_both_ways_agree(monkeypatch: pytest.MonkeyPatch):
 def test_a_piece_with_a_status_is_only_a_count():
     piece = measure(torch.ones(3, 4, dtype=torch.int8), EVERYTHING)
     assert piece == Piece("integer", 12)
+
+
+@pytest.mark.parametrize("numbers", [torch.randn(10), torch.randn(9000)], ids=["small", "large"])
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_a_micro_batch_without_numbers_silences_its_row(numbers: torch.Tensor, first: bool):
+    """Half of its numbers would be none of the row: it has none, and says why. One without elements changes nothing."""
+    nothing, whole = measure(torch.empty(0), EVERYTHING), measure(numbers, EVERYTHING)
+    integers = measure(torch.arange(5), EVERYTHING)
+    rows = rows_of(*([other, whole] if first else [whole, other] for other in (nothing, integers)), [nothing, integers])
+    assert rows["status"] == [None, "integer", "integer"]
+    assert list(rows["count"]) == [len(numbers), len(numbers) + 5, 5]
+    for name in STATISTICS:
+        assert list(np.isnan(rows[name])) == [name == "kl_unit_gaussian" and len(numbers) < 64, True, True], name

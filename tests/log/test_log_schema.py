@@ -149,3 +149,13 @@ def test_a_part_says_its_schema_and_version_to_any_reader(tmp_path: Path) -> Non
     assert "BYTE_STREAM_SPLIT" in encodings["mean"]
     assert not any("DICTIONARY" in encoding for encoding in encodings["mean"])
     assert any("DICTIONARY" in encoding for encoding in encodings["module"])
+
+
+def test_a_tuple_is_kept_and_gives_the_same_column_each_time() -> None:
+    modules, calls = ["a", None, "a", "\udcff"], [0, None, 2, 3]
+    expected = to_table("stats", {"module": modules, "call": calls, "site": ["x"] * 4})
+    for _ in range(2):
+        given = {"module": tuple(modules), "call": tuple(calls), "site": ("x",) * 4}
+        assert to_table("stats", given).equals(expected)
+    other = to_table("stats", {"module": ("a", None, "a", "b"), "call": tuple(calls), "site": ("x",) * 4})
+    assert other["module"].to_pylist() == ["a", None, "a", "b"]

@@ -2,8 +2,8 @@
 
 Each variant trains its own copy of the model; a round runs one block of each, in turning order. What happens in the
 background during the steps counts, each second as in any training. What is left of the last second after a block is
-worked off outside of the time: half a second of some five on average, that would be charged to a neighbour. `plain
-again` is the noise.
+worked off outside of the time: half a second of some five on average, that would be charged to a neighbour. Ratios are
+to the mean of the two plain variants of a round, whose distance is the noise.
 
     python benchmarks/overhead.py [--rounds 8] [--model unet|demo|both]
 """
@@ -96,8 +96,9 @@ def measure(name: str, model: nn.Module, loss: Callable[[nn.Module], torch.Tenso
     )
     for column in ("variant", "median ms a step", "ratio (median of rounds)", "quartiles"):
         table.add_column(column, justify="right")
+    usual = [statistics.mean(both) for both in zip(times["plain"], times["plain again"], strict=True)]
     for label in labels:
-        ratios = [a / b for a, b in zip(times[label], times["plain"], strict=True)]
+        ratios = [a / b for a, b in zip(times[label], usual, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         table.add_row(label, f"{statistics.median(times[label]) * 1e3:.2f}", f"{middle:.3f}", f"{low:.3f} … {high:.3f}")
     Console(width=110).print(table)

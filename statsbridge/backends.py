@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError, StatsBridgeError, UnknownBackendError
@@ -24,6 +25,14 @@ def installed_adapters() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
+def extras() -> frozenset[str]:
+    """What `pip install 'statsbridge[…]'` knows; nothing where statsbridge runs without having been installed."""
+    try:
+        return frozenset(metadata("statsbridge").get_all("Provides-Extra") or ())
+    except PackageNotFoundError:
+        return frozenset()
+
+
 def make_adapters(backend: object) -> list[Adapter]:
     """The adapters that `backend` asks for, made but not opened; none for the local record, which is always kept.
 
@@ -31,8 +40,13 @@ def make_adapters(backend: object) -> list[Adapter]:
 
     Raises UnknownBackendError for a backend that cannot be had, ConfigError for what is no backend at all.
     """
-    several = isinstance(backend, Iterable) and not isinstance(backend, str)
-    given: list[object] = list(backend) if several else [backend]  # type: ignore[call-overload]
+    given: list[object] = [backend]
+    # A dict's values would be lost without a word, and bytes are numbers one by one.
+    if isinstance(backend, Iterable) and not isinstance(backend, str | bytes | Mapping):
+        try:
+            given = list(backend)
+        except TypeError:  # a tensor or an array without dimensions only looks as if it held something
+            given = [backend]
     if not given:
         raise ConfigError(f"backend={backend!r}: give a name such as 'local', an adapter, or a list of these")
     return [_adapter(one) for one in given if one != LOCAL]
@@ -46,10 +60,7 @@ def make_adapter(name: str, target: str | None = None, options: Mapping[str, Any
     """
     known = installed_adapters()
     if name not in known:
-        raise UnknownBackendError(
-            f"backend {name!r} is not known here. Installed: {', '.join([LOCAL, *known])}. An adapter comes with the "
-            f"extra of its name, pip install 'statsbridge[{name}]', or with a package of its own"
-        )
+        raise UnknownBackendError(_not_known(name, [LOCAL, *known]))
     try:
         kind = known[name].load()
     except Exception as error:
@@ -63,6 +74,18 @@ def make_adapter(name: str, target: str | None = None, options: Mapping[str, Any
         told = f"{name}:{target}" if target is not None else name
         raise ConfigError(f"backend {told!r} cannot be had: {error}") from error
     return adapter
+
+
+def _not_known(name: str, known: list[str]) -> str:
+    """What to say of a name that no adapter has. An extra is named only where there is one: pip ignores all others."""
+    likely = get_close_matches(name.strip().lower(), known, n=1)
+    meant = likely[0] if likely else name
+    hint = f": did you mean {meant!r}?" if likely else "."
+    extra = f" Its tracker comes with pip install 'statsbridge[{meant}]'." if likely and meant in extras() else ""
+    return (
+        f"backend {name!r} is not known here{hint}{extra} Installed: {', '.join(known)}. "
+        "Any other adapter comes with a package of its own"
+    )
 
 
 def _adapter(one: object) -> Adapter:
@@ -86,7 +109,7 @@ def _check_installed(adapter: object, name: str) -> None:
     package = getattr(adapter, "requires", "")
     if package and importlib.util.find_spec(package.partition(".")[0]) is None:
         point = installed_adapters().get(name)
-        ours = point is not None and point.value.startswith("statsbridge_")
+        ours = point is not None and point.value.startswith("statsbridge_") and name in extras()
         extra = f"'statsbridge[{name}]'" if ours else package
         raise UnknownBackendError(
             f"backend {name!r} needs the package {package}, which is not installed: pip install {extra}"

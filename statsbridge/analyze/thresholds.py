@@ -9,11 +9,13 @@ laws: pass a `Thresholds` of your own where a model is known to live elsewhere.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
 
 from ..errors import ConfigError
+from ..wording import shown
 from .choices import unknown_choice
 
 #: Limits that count something, and the least each may be: what holds for no sample at all would hold everywhere.
@@ -64,6 +66,8 @@ class Thresholds:
             value = getattr(self, field.name)
             if value is None and field.name == "classes":
                 continue
+            if isinstance(value, int) and abs(value) > sys.float_info.max:
+                raise ConfigError(f"threshold {field.name}={shown(value)}: give a smaller number")
             if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
                 raise ConfigError(f"threshold {field.name}={value!r}: give a number of at least 0")
             if field.name in _LEAST_COUNT:

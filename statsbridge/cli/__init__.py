@@ -13,6 +13,8 @@ from .demo import demo
 from .diagnose import diagnose
 from .doctor import doctor
 from .ls import ls
+from .output import NO_EDGE
+from .plain import Command, Group
 from .policy import policy
 from .preflight import preflight
 from .query import query
@@ -24,7 +26,14 @@ from .verify import verify
 from .view import view
 from .watch import watch
 
-app = typer.Typer(name="statsbridge", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="statsbridge",
+    cls=Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"terminal_width": NO_EDGE},
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -42,21 +51,24 @@ def main(
     """Statistics of every module of a PyTorch model during training, from Parquet on your own disk."""
 
 
-app.command()(ls)
-app.command()(show)
-app.command()(query)
-app.command()(curves)
-app.command()(compare)
-app.command()(diagnose)
-app.command()(watch)
-app.command()(report)
-app.command()(sample)
-app.command()(sync)
-app.command()(verify)
-app.command()(view)
-app.command()(policy)
-app.command()(check)
-app.command()(compact)
-app.command()(preflight)
-app.command()(doctor)
-app.command()(demo)
+for body in (
+    ls,
+    show,
+    query,
+    curves,
+    compare,
+    diagnose,
+    watch,
+    report,
+    sample,
+    sync,
+    verify,
+    view,
+    policy,
+    check,
+    compact,
+    preflight,
+    doctor,
+    demo,
+):
+    app.command(cls=Command)(body)

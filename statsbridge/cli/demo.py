@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +56,24 @@ def _check_surroundings() -> None:
 
 def train(directory: str, epochs: int) -> tuple[Path, str]:
     """Train and record a run; returns its folder and the path of the module that is dead."""
+    with _one_thread():
+        return _train(directory, epochs)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: tensors as small as these take several threads many times as long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _train(directory: str, epochs: int) -> tuple[Path, str]:
     import torch
     from torch.nn import functional
 

@@ -46,7 +46,7 @@ def ls(
     with command():
         from statsbridge.analyze.choices import unknown_choice
         from statsbridge.errors import LogError
-        from statsbridge.log import list_runs
+        from statsbridge.log.runs import summaries_in
 
         if output not in FORMATS:
             raise unknown_choice("format", output, FORMATS)
@@ -54,8 +54,9 @@ def ls(
         # Before the first run the default folder is only not there yet; a folder named by hand is a slip.
         if not folder.is_dir() and directory != DEFAULT_DIRECTORY:
             raise LogError(f"no folder {directory}: give the folder that statsbridge.init(dir=…) wrote to")
-        runs = list_runs(folder)
-        _warn_of_unreadable(folder, runs)
+        runs, problems = summaries_in(folder)
+        for problem in problems:
+            typer.echo(f"statsbridge: {one_line(str(problem))}", err=True)
         if where is not None and runs:
             from statsbridge.analyze.listing import matching
 
@@ -74,19 +75,6 @@ def ls(
                 f"no runs in {directory}: train with statsbridge.init(model, dir={directory!r}), "
                 "or try statsbridge demo\n"
             )
-
-
-def _warn_of_unreadable(folder: Path, runs: "list[RunSummary]") -> None:
-    from statsbridge.errors import LogError
-    from statsbridge.log.runs import read_info
-
-    listed = {run.id for run in runs}
-    for file in sorted(folder.glob("*/run.json")):
-        if file.parent.name not in listed:
-            try:
-                read_info(file.parent)
-            except LogError as error:
-                typer.echo(f"statsbridge: {one_line(str(error))}", err=True)
 
 
 def _facts(run: "RunSummary") -> dict[str, Any]:

@@ -158,8 +158,10 @@ def page() -> Console:
 
 
 def show_page(console: Console) -> None:
+    """Write what `console` has collected; in a pipe without the blanks that fill a table's last column."""
     assert isinstance(console.file, io.StringIO)
-    sys.stdout.write(console.file.getvalue())
+    text = console.file.getvalue()
+    sys.stdout.write(text if console.is_terminal else re.sub(" +$", "", text, flags=re.MULTILINE))
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:

@@ -10,6 +10,8 @@ from ..wording import shown
 
 #: The record keeps steps in 64 bits; a quarter of that leaves room to go on from any label by the largest stride.
 LARGEST_LABEL = 1 << 61
+#: For "never" or "always" `sys.maxsize` has to do.
+_LARGEST_NUMBER = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,14 @@ class Sampling:
             ("burst", self.burst, 0),
         )
         for name, value, least in values:
-            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+            if isinstance(value, bool) or not isinstance(value, Integral):
                 raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
+            if abs(int(value)) > _LARGEST_NUMBER:
+                raise ConfigError(f"{name}={shown(value)}: give a whole number of at most {_LARGEST_NUMBER}")
+            if int(value) < least:
+                raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
+            # Of NumPy's small integers every hundredth step would be none: 200 % int8(100) is an error.
+            object.__setattr__(self, name, int(value))
 
     def sampled(self, iteration: int) -> bool:
         """Whether the step with this iteration number is sampled."""

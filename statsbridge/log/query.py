@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from .schema import SCHEMAS
 
 if TYPE_CHECKING:
     import duckdb
+    from duckdb.sqltypes import DuckDBPyType
 
 _LOOKS = 10  # a query is tried again while its files are merged into others
 _TYPES = {
@@ -22,6 +23,17 @@ _TYPES = {
     pa.list_(pa.int64()): "BIGINT[]",
     pa.timestamp("us", "UTC"): "TIMESTAMPTZ",
 }
+_NESTED = frozenset(("list", "array", "struct", "tuple", "map", "union"))
+# DuckDB's names of the types whose values Arrow has whole. Others become text: UHUGEINT (-1 for its largest), INTERVAL
+# (wraps beyond 292 years), TIMETZ (without its zone), BIT, GEOMETRY, VARIANT (bytes), and what later versions bring.
+_WHOLE = frozenset(
+    (
+        *("null", "boolean", "tinyint", "smallint", "integer", "bigint", "hugeint"),
+        *("utinyint", "usmallint", "uinteger", "ubigint", "bignum", "varint", "float", "double", "decimal"),
+        *("varchar", "char", "blob", "uuid", "enum", "date", "time", "time_ns", "timestamp", "timestamp_s"),
+        *("timestamp_ms", "timestamp_ns", "timestamp with time zone", "timestamptz_ns"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,8 @@ def query_runs(sql: str, sources: Sequence[Source], *, run_column: bool) -> pa.T
 
     With `run_column` the rows of all runs are in each table, and the column `run` says whose they are; without it
     there is one run. Only tables whose name occurs in `sql` are asked for; of files DuckDB reads only the columns and
-    row groups it needs. Times are in UTC. No other file is within reach of the query.
+    row groups it needs. Times are in UTC. What Arrow would not have whole, such as INTERVAL and UHUGEINT, is text as
+    DuckDB writes it. No other file is within reach of the query.
 
     Raises ConfigError where DuckDB is not installed or does not accept `sql`, LogError where parts are merged all
     the time.
@@ -127,7 +140,44 @@ def _lock(connection: "duckdb.DuckDBPyConnection", used: Sequence[Path]) -> None
 def _fetch(relation: "duckdb.DuckDBPyRelation | None") -> pa.Table:
     if relation is None:
         raise ConfigError("query() takes one SELECT, this statement gives no rows")
-    return relation.to_arrow_table()
+    if all(_is_whole(kind) for kind in relation.types):
+        return relation.to_arrow_table()
+    # By place, and each with its name: several columns may have one.
+    columns = [
+        (f"#{place}" if _is_whole(kind) else f"CAST(#{place} AS {_carried(kind)})") + f" AS {_identifier(name)}"
+        for place, (name, kind) in enumerate(zip(relation.columns, relation.types, strict=True), 1)
+    ]
+    return relation.project(", ".join(columns)).to_arrow_table()
+
+
+def _is_whole(kind: "DuckDBPyType") -> bool:
+    return kind.id in _WHOLE or (kind.id in _NESTED and all(_is_whole(inner) for _, inner in _inside(kind)))
+
+
+def _carried(kind: "DuckDBPyType") -> str:
+    """The type, in SQL, as which the values of a type come whole through Arrow."""
+    if _is_whole(kind):
+        return str(kind)
+    inside = _inside(kind) if kind.id in _NESTED else []
+    types = [_carried(inner) for _, inner in inside]
+    if kind.id in ("list", "array"):
+        return f"{types[0]}[{kind.children[1][1] if kind.id == 'array' else ''}]"
+    if kind.id == "map":
+        return f"MAP({types[0]}, {types[1]})"
+    if inside and all(name for name, _ in inside):
+        fields = ", ".join(f"{_identifier(name)} {there}" for (name, _), there in zip(inside, types, strict=True))
+        return f"{kind.id.upper()}({fields})"
+    return "VARCHAR"
+
+
+def _inside(kind: "DuckDBPyType") -> "list[tuple[str, DuckDBPyType]]":
+    """The types that a nested one is made of, with the names that they may have."""
+    children: list[tuple[str, Any]] = kind.children
+    if kind.id == "array":  # the second is its length
+        return children[:1]
+    if kind.id == "union":  # the first says which of the others is there
+        return children[1:]
+    return children
 
 
 def _register(
@@ -158,6 +208,10 @@ def _register(
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _reason(error: Exception) -> str:

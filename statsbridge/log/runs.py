@@ -46,14 +46,22 @@ class RunSummary:
 def list_runs(dir: str | Path = "statsbridge-runs") -> list[RunSummary]:
     """The runs in the folder `dir`, oldest first; none if there is no such folder.
 
-    Runs whose `run.json` cannot be read, or was written by a newer version, are left out. Steps in damaged
-    parts do not count.
+    Runs that cannot be read, or were written by a newer version, are left out. Steps in damaged parts do not count.
     """
-    summaries = []
-    for run in runs_in(Path(dir)):
-        with suppress(LogError):
+    return summaries_in(Path(dir))[0]
+
+
+def summaries_in(dir: Path) -> tuple[list[RunSummary], list[LogError]]:
+    """The runs in the folder `dir`, oldest first, and of each one that cannot be read what is wrong with it."""
+    summaries, problems = [], []
+    for run in runs_in(dir):
+        try:
             summaries.append(_summary(run, read_info(run)))
-    return summaries
+        except LogError as error:
+            problems.append(error)
+        except OSError as error:  # one folder that the disk or its rights withhold must not hide all others
+            problems.append(LogError(f"{run} cannot be read: {error}"))
+    return summaries, problems
 
 
 def resolve_run(text: str | Path, dir: str | Path = "statsbridge-runs") -> Path:
@@ -94,7 +102,7 @@ def read_info(run: Path) -> dict[str, Any]:
         version = int(info["schema_version"])
         datetime.fromisoformat(info["created"])
         missing = {"id", "name"}.difference(info)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise LogError(f"{run / 'run.json'} cannot be read: {error}") from error
     if missing:
         raise LogError(f"{run / 'run.json'} lacks {', '.join(sorted(missing))}")
@@ -158,7 +166,21 @@ def _is_gone(host: str, pid: int) -> bool:
 
 def runs_in(dir: Path) -> list[Path]:
     """The folders of the runs in `dir`, oldest first."""
-    return sorted(file.parent for file in dir.glob("*/run.json"))
+    try:
+        names = sorted(os.listdir(dir))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    return [dir / name for name in names if _is_run(dir / name)]
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        (folder / "run.json").stat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # without rights: somebody else's, or lost+found
+        return False
+    except OSError:  # it is there, and whoever reads it says what is wrong
+        return True
+    return True
 
 
 def _choices(runs: Sequence[Path]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -286,18 +286,34 @@ class Run:
         if self._finished:
             return
         self._finished = True
-        timeout = given.patience(timeout)
-        try:
+        patience = given.FINISH_SECONDS
+        # Each by itself: what one of them meets keeps no other from its turn, and the hooks go first.
+        with self._told():
             self._collector.abandon()
-        except Exception as error:
-            self._reporter.trouble("run.finish", "", error)
-        self._reporter.count_the_rest()
-        deadline = time.monotonic() + timeout
-        if not self._writer.close(timeout, state):
+        with self._told():
+            patience = given.patience(timeout)
+        deadline = time.monotonic() + patience
+        with self._told():
+            self._reporter.count_the_rest()
+        with self._told():
+            self._close_writer(patience, state)
+        for mirrors in self._mirrors:
+            with self._told():
+                mirrors.finish(max(deadline - time.monotonic(), 0), state)
+
+    def _close_writer(self, patience: float, state: str) -> None:
+        if not self._writer.close(patience, state):
             lost = sum(self._writer.dropped.values())
             self._reporter.warn(
-                f"not everything could be written to {self._path} within {timeout:g} s"
+                f"not everything could be written to {self._path} within {patience:g} s"
                 + (f": {lost} rows were dropped" if lost else "")
             )
-        for mirrors in self._mirrors:
-            mirrors.finish(max(deadline - time.monotonic(), 0), state)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """At the end of a training nothing raises, for the model may not be saved yet: it is said, if it can be."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(Exception):
+                self._reporter.trouble("run.finish", "", error)

@@ -9,12 +9,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from ..backends import make_adapters
 from ..collect.arguments import (
     AUTO,
+    check_flag,
+    check_folder,
+    check_grad_scaler,
     check_max_bytes,
     check_models,
     check_optimizers,
@@ -128,6 +132,9 @@ def init(
     sampling = every if isinstance(every, Sampling) else Sampling(every)
     check_settings(name, config, 0 if start_step is None else start_step, order, flush_interval)
     check_resume(resume, name)
+    folder, scaler = check_folder(dir), check_grad_scaler(grad_scaler)
+    restricted, histograms = check_flag("restricted", restricted), check_flag("histograms", histograms)
+    count_eval = check_flag("eval", eval)
     limit = check_max_bytes(max_bytes)
     watch = _watch(alerts)
     index = ModuleIndex(models)
@@ -135,7 +142,7 @@ def init(
     filters = make_filters(sites, modules, statistics, [entry.name for entry in index.entries])
     known_calls = static_calls(models, index) if order == "fx" else []
     information: dict[str, Any] = {
-        "restricted": bool(restricted),
+        "restricted": restricted,
         "versions": {"torch": torch.__version__},
         "sampling": {name: int(getattr(sampling, name)) for name in ("every", "first", "burst")},
         "start_step": int(start_step or 0),
@@ -146,14 +153,14 @@ def init(
     allowed: list[Allowed] = []
 
     def create() -> str:
-        old = None if resume is None else _run_to_resume(resume, Path(dir), name, start_step)
+        old = None if resume is None else _run_to_resume(resume, folder, name, start_step)
         information["restricted"] |= old is not None and bool(read_info(old).get("restricted"))
         if adapters:
             from ..mirror.mirrors import ask_policy
 
             allowed.append(ask_policy(adapters, restricted=information["restricted"]))
         if old is None:
-            path = create_run(Path(dir), name=name, config=config, information=information)
+            path = create_run(folder, name=name, config=config, information=information)
             return json.dumps((str(path), 0, int(start_step or 0)))
         iteration = first_iteration(old, int(start_step or 0))
         held = next_attempt(old, int(start_step or 0), config=config, information=information)
@@ -174,9 +181,9 @@ def init(
         filters,
         reporter,
         writer.submit,
-        scaler=grad_scaler,
-        histograms=bool(histograms),
-        count_eval=bool(eval),
+        scaler=scaler,
+        histograms=histograms,
+        count_eval=count_eval,
         tracing=order == "auto",
     )
     for root, calls in known_calls:
@@ -206,10 +213,8 @@ def _watch(alerts: object) -> Watch | None:
     from ..analyze.thresholds import Thresholds, make_thresholds
     from ..analyze.watch import Watch
 
-    if alerts is False:
-        return None
-    if alerts is True:
-        return Watch()
+    if isinstance(alerts, bool | np.bool_):
+        return Watch() if alerts else None
     if not isinstance(alerts, Thresholds | Mapping):
         raise ConfigError(f"alerts={alerts!r}: give True, False, a Thresholds or a mapping of names to limits")
     return Watch(make_thresholds(alerts))

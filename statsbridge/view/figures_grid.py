@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,7 @@ def grid(
     if not rows:
         return empty_figure(title, "nothing measured", dark=dark)
     lines = -(-len(rows) // columns)
-    log = is_logarithmic(statistic) and bool((found.values > 0).any())
+    log = is_logarithmic(statistic) and bool((np.isfinite(found.values) & (found.values > 0)).any())
     scale = ", log scale" if log else ""
     title += f"<br><sub>step {found.steps[0]} to {found.steps[-1]}; each between the two values beside it{scale}</sub>"
     figure = new_figure(title, dark=dark, height=_MARGINS + lines * _LINE)
@@ -147,25 +148,33 @@ class _Cell:
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, values = math.log(low), math.log(high), np.log(values)
-        # Halves: the difference of two finite numbers may overflow.
-        where: Floats = self.bottom + (values / 2 - low / 2) / (high / 2 - low / 2) * _HEIGHT
+        if math.isinf(high - low):  # halves of the smallest numbers would be 0, so only here
+            low, high, values = low / 2, high / 2, values / 2
+        where: Floats = self.bottom + (values - low) / (high - low) * _HEIGHT
         return where
 
 
 def _cell(found: Matrix, number: int, columns: int, log: bool) -> _Cell:
     line, place = divmod(number, columns)
     values = found.values[number]
+    values = values[np.isfinite(values)]
     # A module whose values are all 0 is a line at 0, not a row of marks.
     log = log and bool((values > 0).any())
-    shown = values[values > 0] if log else values[np.isfinite(values)]
-    low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
-    # What moves by less than a hundredth of itself is not blown up to the whole height.
-    least = max(abs(low), abs(high)) * _LEAST_RANGE
-    if high / 2 - low / 2 <= least / 2:
-        low, high = low - least, high + least
-    if low == high:
-        low, high = low - 1, high + 1
+    shown = values[values > 0] if log else values
+    low, high = _bounds(float(shown.min()), float(shown.max()), log) if len(shown) else (0.0, 1.0)
     return _Cell(place + 1 - _WIDTH, -(line + 1.0), low, high, log)
+
+
+def _bounds(low: float, high: float, log: bool) -> tuple[float, float]:
+    """The values at the bottom and the top of a small plot: finite, apart, and for a logarithm above 0."""
+    least, most = (sys.float_info.min * sys.float_info.epsilon if log else -sys.float_info.max), sys.float_info.max
+    # What moves by less than a hundredth of itself is not blown up to the whole height.
+    margin = max(abs(low), abs(high)) * _LEAST_RANGE
+    if high / 2 - low / 2 <= margin / 2:
+        low, high = max(low - margin, least), min(high + margin, most)
+    if low == high:  # 0, or so near to it that a hundredth is nothing
+        low, high = (low, 2 * high) if log else (low - 1, high + 1)
+    return low, high
 
 
 def _lay_out(figure: go.Figure, columns: int, lines: int) -> None:

@@ -123,13 +123,21 @@ def _section(subject: Subject, prefix: str, name: str, brief: bool, share: float
         pictures=there,
         missing=[picture for picture in drawn if isinstance(picture, Missing)],
         modules=rows,
-        config=flat(data.info.get("config") or {}),
-        versions={key: str(value) for key, value in (data.info.get("versions") or {}).items()},
+        config=flat(_mapping(data, "config")),
+        versions={key: str(value) for key, value in _mapping(data, "versions").items()},
         attempts=[(one.number, one.first_step, one.started[:19].replace("T", " ")) for one in data.attempts],
         events=events,
         more_events=more,
         policy=policy,
     )
+
+
+def _mapping(data: RunData, name: str) -> Mapping[str, Any]:
+    """What `run.json` has under a name; what is no mapping, as somebody has made it, under that name."""
+    found = data.info.get(name)
+    if found is None or isinstance(found, Mapping):
+        return found or {}
+    return {name: found}
 
 
 def _targets(findings: Sequence[Finding], ids: set[str], prefix: str) -> dict[str, str]:
@@ -194,7 +202,7 @@ def _comparison(subjects: Sequence[Subject], sections: Sequence[Section]) -> Com
     runs = [subject.data for subject in subjects]
     configs = [
         {
-            **(subject.data.info.get("config") or {}),
+            **_mapping(subject.data, "config"),
             **{f"{key} (version)": value for key, value in section.versions.items()},
         }
         for subject, section in zip(subjects, sections, strict=True)

@@ -1,3 +1,4 @@
+import importlib
 import os
 import shlex
 import signal
@@ -36,10 +37,40 @@ def test_the_dead_relu_is_dead_and_the_others_are_not() -> None:
     assert all(0.2 < fraction < 0.7 for fraction in zeros.values())
 
 
+def test_the_demo_trains_with_one_thread_and_gives_the_others_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several take many times as long for tensors so small, and wait for each other where the machine is busy."""
+    import torch
+
+    demo = importlib.import_module("statsbridge.cli.demo")
+    used: list[int] = []
+
+    def evaluate(*_: object) -> dict[str, float]:
+        used.append(torch.get_num_threads())
+        if len(used) == 2:
+            raise ZeroDivisionError
+        return {"val/loss": 1.0, "val/accuracy": 0.5}
+
+    monkeypatch.setattr(demo, "_evaluate", evaluate)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with pytest.raises(ZeroDivisionError):
+            demo.train(str(tmp_path), 2)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert used == [1, 1]
+
+
 @pytest.mark.slow
 def test_the_demo_learns_and_its_table_shows_what_is_dead(tmp_path: Path) -> None:
+    before = os.times()
     result = run_command("demo", "--dir", str(tmp_path))
     assert result.returncode == 0, result.stderr
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 60
     (run,) = tmp_path.iterdir()
     data = statsbridge.load(run)
     assert run_state(run) == "finished"

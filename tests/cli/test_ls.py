@@ -88,6 +88,19 @@ def test_a_run_that_cannot_be_read_is_named_and_the_others_listed(runs: Path, tm
     assert str(damaged / "run.json") in result.stderr
 
 
+def test_a_run_whose_folder_the_disk_withholds_is_named_and_the_others_listed(runs: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(runs, tmp_path / "copy"))
+    damaged, healthy = sorted(copy.iterdir())
+    shutil.rmtree(damaged / "stats", ignore_errors=True)
+    (damaged / "stats").mkdir()
+    (damaged / "stats" / "rank=0").symlink_to("rank=0")
+    result = CliRunner().invoke(app, ["ls", str(copy)])
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["id", healthy.name]
+    assert len(result.stderr.splitlines()) == 1
+    assert f"{damaged} cannot be read" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

@@ -1,5 +1,6 @@
 """Run folders: identity, what a list of them says, and which run a word means."""
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from statsbridge.analyze.listing import matching
 from statsbridge.log import Writer, create_run, list_runs, load, resolve_run
 from statsbridge.log.compaction import compact_table
 from statsbridge.log.folder import new_run_id, writer_file
+from statsbridge.log.runs import read_info, runs_in, summaries_in
 
 
 class Odd:
@@ -131,6 +133,60 @@ def test_the_list_says_state_steps_rows_and_bytes(tmp_path: Path) -> None:
     assert summary.created == datetime.fromisoformat(json.loads((first / "run.json").read_text())["created"])
     assert (found[1].steps, found[1].bytes) == (0, 0)
     assert list_runs(tmp_path / "nowhere") == []
+
+
+def loop(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.symlink_to(file.name)
+
+
+@pytest.mark.parametrize("table", ["stats", "scalars"])
+def test_a_run_that_the_disk_withholds_hides_no_other(table: str, tmp_path: Path) -> None:
+    before, odd, after = (new_run(tmp_path, name=name) for name in ("before", "odd", "after"))
+    loop(odd / table / "rank=0")
+    assert [run.path for run in list_runs(tmp_path)] == [before, after]
+    found, [problem] = summaries_in(tmp_path)
+    assert [run.path for run in found] == [before, after]
+    assert str(odd) in str(problem)
+    assert "symbolic links" in str(problem)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ELOOP])
+def test_a_folder_that_the_disk_withholds_hides_no_run(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, odd = new_run(tmp_path, name="good"), new_run(tmp_path, name="odd")
+    asked = os.stat
+
+    def stat(path: str | Path, *arguments: object, **keywords: object) -> os.stat_result:
+        if str(odd) in os.fspath(path):
+            raise OSError(number, os.strerror(number), os.fspath(path))
+        return asked(path, *arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", stat)
+    # Whose rights are missing is somebody else's folder, or none of ours: no run, as far as one can tell.
+    withheld = number != errno.EACCES
+    assert [run.path for run in list_runs(tmp_path) if run.path != odd] == [good]
+    assert runs_in(tmp_path) == ([good, odd] if withheld else [good])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"schema_version": 1e400, "created": "2026-01-01T00:00:00+00:00", "id": "x", "name": "x"}',
+        '{"schema_version": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"schema_version": 1, "config": ' + '{"a": ' * 100_000 + "1" + "}" * 100_001,
+    ],
+)
+def test_a_run_json_beyond_all_bounds_is_that_runs_error(content: str, tmp_path: Path) -> None:
+    good, odd = new_run(tmp_path, name="good"), new_run(tmp_path, name="odd")
+    (odd / "run.json").write_text(content)
+    with pytest.raises(LogError, match=r"run\.json cannot be read: "):
+        read_info(odd)
+    assert [run.path for run in list_runs(tmp_path)] == [good]
+    assert resolve_run("good", tmp_path) == good
+    with pytest.raises(LogError, match=r"run\.json cannot be read: "):
+        load(odd)
 
 
 def test_states_that_only_a_reader_can_see(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from recording import Small, events, rows, scalars
@@ -19,6 +21,13 @@ from statsbridge.collect.sampling import LARGEST_LABEL
 from statsbridge.log.runs import run_state
 
 Record = Callable[..., statsbridge.Run]
+
+
+class FolderInBytes:
+    """A path as `os.fspath` gives it for `os.scandir(b".")`."""
+
+    def __fspath__(self) -> bytes:
+        return b"runs"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +69,39 @@ def test_a_model_that_is_none(model: Any, said: str, tmp_path: Path) -> None:
         ({"backend": []}, "backend="),
         ({"optimizer": "adam"}, "optimizer is a str"),
         ({"optimizer": {"main": "adam"}}, "optimizer is a str"),
+        ({"every": 10**5000}, "every=int: give a whole number of at most 9223372036854775807"),
+        ({"start_step": 10**5000}, "start_step=int: give one of at most"),
+        ({"order": np.array(["auto", "fx"])}, r"order=array\(\['auto', 'fx'\].*: give one of 'auto'"),
+        ({"flush_interval": 10**400}, "flush_interval=10000.*: give a number of seconds above 0"),
+        ({"flush_interval": 1e10}, r"flush_interval=10000000000.0: give at most \d+ seconds"),
+        ({"flush_interval": math.nan}, "flush_interval=nan"),
+        ({"flush_interval": True}, "flush_interval=True"),
+        ({"max_bytes": 10**400}, "max_bytes=10000.*: give a number of bytes above 0"),
+        ({"max_bytes": 0.5}, "max_bytes=0.5: give a number of bytes above 0"),
+        ({"name": b"run"}, "name=b'run': give a text"),
+        ({"resume": FolderInBytes()}, "resume=<.*: give a run's folder"),
+        ({"resume": " ", "start_step": 0}, "resume=' ': give a run's folder"),
+        ({"resume": "a\0b", "start_step": 0}, r"resume='a\\x00b': give a run's folder"),
+        ({"alerts": {"loss_spike": 10**400}}, r"threshold loss_spike=1000.*: give a smaller number"),
+        ({"alerts": {"persistence": 10**5000}}, "threshold persistence=int: give a smaller number"),
+        ({"alerts": {"loss_spike": math.nan}}, "threshold loss_spike=nan"),
+        ({"alerts": 1}, "alerts=1: give True, False, a Thresholds or a mapping"),
+        ({"mirror": {}}, "mirror is a dict: give a statsbridge.Selection"),
+        ({"grad_scaler": 3}, "grad_scaler is a int: give the torch.amp.GradScaler in use, or None"),
+        ({"grad_scaler": torch.amp.GradScaler}, "grad_scaler is a type: give the torch.amp.GradScaler"),
+        ({"optimizer": {"": torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)}}, "optimizer: an empty name"),
+        ({"optimizer": torch.tensor(3)}, "optimizer is a torch.Tensor"),
+        ({"backend": b"local"}, "backend=b'local': give a name such as 'local'"),
+        ({"backend": torch.tensor(3)}, r"backend=tensor\(3\): give a name such as 'local'"),
+        (
+            {"backend": {"mlflow": "http://host:5000"}},
+            r"backend=\{'mlflow': .*: give a name such as 'local', 'name:target'",
+        ),
+        *(
+            ({name: value}, f"{name}={value!r}: give True or False".replace("[", r"\["))
+            for name in ("restricted", "histograms", "eval")
+            for value in ("x", "", 1, 0, None, [], math.nan)
+        ),
     ],
 )
 def test_a_setting_that_is_wrong(options: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -68,12 +110,55 @@ def test_a_setting_that_is_wrong(options: dict[str, Any], said: str, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("folder", [None, 3, True, 1.5, "", " ", b"runs", FolderInBytes(), "a\0b", "\ud800"])
+def test_a_folder_that_is_none(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"dir=.*: (give the path of a folder, such as|no folder can have this name)"):
+        statsbridge.init(Small(), dir=folder)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_backend_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UnknownBackendError, match=r"'mlfow'.*Installed: local, .*mlflow.*statsbridge\[mlfow\]"):
+    with pytest.raises(
+        UnknownBackendError, match=r"'mlfow'.*did you mean 'mlflow'\?.*Installed: local, .*mlflow"
+    ) as raised:
         statsbridge.init(Small(), backend="mlfow", dir=tmp_path)
+    assert "statsbridge[mlflow]" in str(raised.value)
+    assert "statsbridge[mlfow]" not in str(raised.value), "there is no such extra"
     with pytest.raises(StatsBridgeError, match="'wand'"):
         statsbridge.init(Small(), backend=["local", "wand"], dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_from_numpy_and_other_libraries(record: Record) -> None:
+    """What argparse, NumPy and YAML make of a setting counts as what it is."""
+    model = Small()
+    optimizers = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.first, model.second))
+    run = record(
+        model,
+        every=np.int8(100),
+        start_step=np.int64(250),
+        optimizer=optimizers,
+        grad_scaler=torch.amp.GradScaler("cpu", enabled=False),
+        restricted=np.False_,
+        histograms=np.True_,
+        eval=np.False_,
+        alerts=np.False_,
+        flush_interval=np.float32(0.5),
+        max_bytes=np.int64(10**9),
+        name=np.str_("numbers"),
+        sites=np.array(["activation"]),
+    )
+    for _ in range(60):
+        with torch.set_grad_enabled(True):
+            model(torch.randn(4, 8)).sum().backward()
+        run.step(loss=1.0)
+    run.finish()
+    data = statsbridge.load(run.path)
+    assert {row["step"] for row in rows(data)} == {300}
+    assert all(row["histogram"] for row in rows(data, module="first"))
+    assert data.info["restricted"] is False
+    assert data.events.num_rows == 0
 
 
 def test_an_optimizer_of_another_model(tmp_path: Path) -> None:
@@ -355,6 +440,76 @@ def test_finish_takes_any_timeout(timeout: Any, record: Record) -> None:
     assert run.path is not None
     assert run_state(run.path) == "finished"
     assert scalars(statsbridge.load(run.path).scalars, "loss") == {0: 1.0}
+
+
+class Unweighable(torch.Tensor):
+    """A subclass of somebody's that cannot even say how many elements it has."""
+
+    def numel(self) -> int:
+        raise TypeError("numel of an unweighable tensor")
+
+
+def test_finish_with_a_timeout_that_fails_takes_the_hooks_away(record: Record) -> None:
+    before = hooks()
+    run = record(Small(), every=1)
+    run.step(loss=1.0)
+    assert hooks() == before + 4
+    with pytest.warns(StatsBridgeWarning, match=r"an error of its own in run\.finish: TypeError"):
+        run.finish(timeout=torch.tensor(5.0).as_subclass(Unweighable))  # type: ignore[arg-type]
+    assert hooks() == before
+    assert run.path is not None
+    assert run_state(run.path) == "finished"
+    data = statsbridge.load(run.path)
+    assert scalars(data.scalars, "loss") == {0: 1.0}
+    assert "unweighable" in events(data, "internal_error")[0]["message"]
+
+
+@pytest.mark.parametrize(
+    "part", ["_collector.abandon", "_reporter.count_the_rest", "_writer.close", "_reporter.trouble"]
+)
+def test_a_part_of_finish_that_fails_keeps_no_other_from_its_turn(
+    part: str, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mirrors:
+        finished: list[str] = []  # noqa: RUF012
+
+        def finish(self, timeout: float, status: str) -> None:
+            self.finished.append(status)
+            raise RuntimeError("the last mirror")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    run = record(Small(), every=1)
+    run.step(loss=1.0)
+    owner, _, method = part.partition(".")
+    with monkeypatch.context() as patched:
+        patched.setattr(getattr(run, owner), method, fail)
+        patched.setattr(run, "_mirrors", [Mirrors(), Mirrors()])
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            run.finish()
+    assert Mirrors.finished == ["finished", "finished"]
+    assert len(warned) == {"_reporter.trouble": 0}.get(part, 1), "one cause, one warning"
+    run._collector.abandon()
+    run._writer.close()
+    assert run.path is not None
+    assert run_state(run.path) == "finished"
+    assert scalars(statsbridge.load(run.path).scalars, "loss") == {0: 1.0}
+
+
+def hooks() -> int:
+    """How many of torch's hooks for all modules and optimizers are taken."""
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    taken = (
+        module._global_forward_pre_hooks,
+        module._global_forward_hooks,
+        optimizer._global_optimizer_pre_hooks,
+        optimizer._global_optimizer_post_hooks,
+    )
+    return sum(map(len, taken))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_several_trackers_get_the_same(record: Record, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "error", "said"),
     [
-        ("nonsense", UnknownBackendError, r"'nonsense'.*Installed: local, .*lines.*statsbridge\[nonsense\]"),
+        ("nonsense", UnknownBackendError, r"'nonsense' is not known here\. Installed: local, .*lines[^\[]*$"),
         ("broken", UnknownBackendError, "'broken' is installed, but cannot be imported.*mirror_helpers_that_is_not"),
         ("lacking:x", UnknownBackendError, "needs the package a_tracker_that_is_not_there, which is not installed"),
         (Lacking("x"), UnknownBackendError, "pip install a_tracker_that_is_not_there"),

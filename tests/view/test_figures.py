@@ -183,6 +183,48 @@ def test_a_curve_that_hardly_moves_is_not_blown_up(data: RunData) -> None:
     assert (low[0], high[0]) == ("9.9 ", "10.1 ")
 
 
+LARGEST, SMALLEST = sys.float_info.max, 5e-324
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("statistic", ["std", "mean"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        (SMALLEST, SMALLEST),
+        (SMALLEST, 1e308),
+        (SMALLEST, -1.0, 0.0),
+        (0.0, SMALLEST),
+        (LARGEST, LARGEST),
+        (LARGEST, -LARGEST, SMALLEST),
+        (-LARGEST, -LARGEST),
+        (math.inf, 1.0, math.nan),
+        (math.inf, -math.inf),
+        (math.inf, 0.0, -1.0),
+        (math.nan, math.nan),
+    ],
+)
+def test_small_plots_of_extreme_values_lie_in_their_frames(
+    values: tuple[float, ...], statistic: str, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path)
+    names = (("first", "Linear", 1, 0), ("second", "Linear", 2, 1))
+    at = [{**rows("activation", step, names), statistic: np.array([value, 1.0])} for step, value in enumerate(values)]
+    write_run(run, *({"stats": table} for table in at))
+    figure = figures.grid(load(run), "activation", statistic)
+    curve = trace(figure, name="first")
+    # Where a logarithm has nothing to show, the curve is on a linear scale.
+    logarithmic = statistic == "std" and any(0 < value < math.inf for value in values)
+    wanted = [place for place, value in enumerate(values) if math.isfinite(value) and (value > 0 or not logarithmic)]
+    there = [step for (step, value), place in zip(curve.customdata, curve.y, strict=True) if place is not None]
+    assert there == wanted
+    frame = trace(figure, name=None, mode="lines")
+    bottom, top = frame.y[0], frame.y[1]
+    assert all(bottom - 1e-4 <= place <= top + 1e-4 for place in curve.y if place is not None)
+    assert "NaN" not in figure.to_json()
+    assert "Infinity" not in figure.to_json()
+
+
 def test_histograms_are_the_shares_of_the_magnitudes(data: RunData) -> None:
     figure = figures.histograms(data, "stem", "parameter_grad")
     heat = trace(figure, type="heatmap")

@@ -1,5 +1,6 @@
 """The report in a real Chromium, opened from the disk with no network."""
 
+import html
 import json
 import math
 import re
@@ -295,3 +296,18 @@ def test_a_path_in_the_config_that_is_no_text(tmp_path: Path) -> None:
         run.step()
     file = write_report([load(run.path)], tmp_path / "report.html")
     assert "/data/caf" in file.read_bytes().decode("utf-8")
+
+
+@pytest.mark.parametrize("given", ["some text", [1, {"a": 2}], 7, 0, [], False, None])
+def test_a_config_that_somebody_has_made_no_mapping_is_shown_as_it_is(given: object, tmp_path: Path) -> None:
+    runs = [new_run(tmp_path, name=name) for name in ("odd", "good")]
+    for run in runs:
+        write_run(run, {"stats": stats_rows(0, 2)})
+    file = runs[0] / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "config": given, "versions": given}))
+    for loaded in ([load(runs[0])], [load(run) for run in runs]):
+        page = write_report(loaded, tmp_path / "report.html").read_text()
+        assert "odd" in page
+        if given is not None:
+            shown = given if isinstance(given, str) else json.dumps(given)
+            assert html.escape(shown, quote=False).replace('"', "&#34;") in page

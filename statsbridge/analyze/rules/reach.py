@@ -15,14 +15,20 @@ _FROM_THE_START = 3  # samples, of what was never otherwise
 
 
 class NoGradient:
-    """Trainable parameters that get no gradient: from the start, or no more. Or one that is exactly 0 throughout."""
+    """Trainable parameters that get no gradient: from the start, or no more. Or one that is exactly 0 throughout.
+
+    As long as no optimizer is known, updates may be made by hand, and gradients cleared before `run.step()` could read
+    them. Then only the outputs tell where the gradient is cut.
+    """
 
     def __init__(self, limits: Thresholds) -> None:
         self._limits = limits
         self._none, self._zero = Streak(), Streak()
         self._had = Memory(False, np.bool_)
+        self._optimizer = False
 
     def look(self, step: Step) -> Iterator[Hits]:
+        self._optimizer = self._optimizer or _has_optimizer(step)
         if step.rows is None:
             return
         rows, known = step.site("parameter_grad"), step.known
@@ -35,7 +41,10 @@ class NoGradient:
         length = self._none.length(rows.ids)
         found = length >= np.where(had, 2 * self._limits.persistence, _FROM_THE_START)
         idle = np.isinf(known.order[rows.ids]) | _rests(rows, step)  # its module does not run
-        for severity, some in (("warning", found & ~idle), ("info", found & idle)):
+        cut = found & ~idle
+        if not self._optimizer and cut.any():
+            cut &= _is_cut(rows, step)
+        for severity, some in (("warning", cut), ("info", found & idle)):
             if some.any():
                 ids = rows.ids[some]
                 yield Hits(
@@ -59,6 +68,24 @@ class NoGradient:
             ids = rows.ids[found]
             since = self._zero.since(ids)
             yield Hits("zero_gradient", "warning", ids, np.zeros(len(ids)), since, 0.0, _zero(known), backward=True)
+
+
+def _has_optimizer(step: Step) -> bool:
+    """Whether an optimizer has been seen by this step, which is to say that gradients were read when it stepped."""
+    known = any(name == "grad_norm_applied" or name.startswith("lr/") for name in step.scalars)
+    return known or (step.rows is not None and len(step.site("update")) > 0)
+
+
+def _is_cut(rows: Rows, step: Step) -> Flags:
+    """Whether no gradient comes to the output of the module of each either."""
+    outputs = step.site("activation_grad")
+    if not len(outputs):  # not recorded: where all gradients are gone, they may have been there
+        return np.full(len(rows), rows.measured.any())
+    modules = step.known.module
+    reached = modules[outputs.ids[outputs.measured]]
+    unreached = modules[outputs.ids[outputs["no_grad"] > 0]]
+    flags: Flags = np.isin(modules[rows.ids], np.setdiff1d(unreached, reached))
+    return flags
 
 
 def _rests(rows: Rows, step: Step) -> Flags:

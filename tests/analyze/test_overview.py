@@ -52,6 +52,20 @@ def test_rows_lie_in_the_order_of_the_data_flow_not_of_names() -> None:
     assert names(overview(TABLE, step=0)) == ["zz.first", "zz", "aa.last", "unused"]
 
 
+BRANCHED = stats(
+    layer("stem", 0, 1, 0, mean=1.0, abs_mean=0.25),
+    layer("body", 0, 2, 1, mean=1.0, abs_mean=0.5),
+    layer("head", 0, 3, 2, mean=1.0, abs_mean=1.0),
+    layer("branch", 0, 1, 3, mean=1.0, abs_mean=8.0),  # takes the model's own input, and runs last
+)
+
+
+@pytest.mark.parametrize("sort", ["depth", "value"])
+def test_a_side_branch_that_runs_last_lies_at_its_depth(sort: str) -> None:
+    """Execution breaks ties of depth only; and where all values are alike, their order is still the data flow's."""
+    assert names(overview(BRANCHED, statistics=["mean"], sort=sort)) == ["stem", "branch", "body", "head"]
+
+
 def test_the_last_sampled_step_of_the_site_is_shown() -> None:
     result = overview(TABLE)
     assert (result.step, result.steps) == (20, (0, 20))
@@ -179,6 +193,17 @@ def test_gradient_ratio_takes_the_weights_of_the_first_and_last_layer() -> None:
     assert (ratio.first, ratio.last, ratio.value) == ("first", "last", 0.0025)
     assert ratio.mark is not None
     assert ratio.mark.rule.name == "shrinking"
+
+
+def test_gradient_ratio_takes_first_and_last_by_depth_not_by_execution() -> None:
+    gradients = BRANCHED.set_column(
+        BRANCHED.schema.get_field_index("site"),
+        BRANCHED.schema.field("site"),
+        pa.array(["activation_grad"] * 4).cast(BRANCHED.schema.field("site").type),
+    )
+    ratio = overview(gradients, site="activation_grad").gradient_ratio
+    assert ratio is not None
+    assert (ratio.first, ratio.last, ratio.value) == ("stem", "head", 0.25)
 
 
 def test_gradient_ratio_needs_two_layers_and_a_gradient() -> None:

@@ -79,8 +79,31 @@ def _sum_of_squares(norms: torch.Tensor) -> float:
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout != torch.strided:
-        tensor = tensor.coalesce().values() if tensor.layout == torch.sparse_coo else tensor.values()
+    """What has the same norm as `tensor`, in a layout and type that are computed with."""
+    if tensor.layout == torch.sparse_coo and not tensor.is_coalesced():
+        tensor = tensor.coalesce().values() if statistics.runs_on_host(tensor) else _added_up(tensor)
+    elif tensor.layout != torch.strided:
+        tensor = tensor.values()
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     return tensor.float() if tensor.dtype.itemsize == 1 else tensor  # float8 knows no arithmetic
+
+
+def _added_up(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of an uncoalesced tensor in COO layout, those of one index added up, and zeros to fill.
+
+    Coalescing waits for the device to say how many indices there are. Here the shape is that of the values, whatever
+    the device finds.
+    """
+    indices, values = tensor._indices(), tensor._values()
+    if not values.numel():
+        return values
+    place = torch.zeros_like(indices[0])
+    for along, size in zip(indices, tensor.shape, strict=False):
+        place = place * size + along
+    place, order = place.sort()
+    first = torch.nn.functional.pad(place[1:] != place[:-1], (1, 0))
+    groups = torch.empty_like(order).scatter_(0, order, first.cumsum(0))
+    wide = values if values.is_complex() or values.dtype == torch.float64 else values.float()
+    # Back to the type of the gradient: a sum that overflows there is infinite for the optimizer too.
+    return torch.zeros_like(wide).index_add_(0, groups, wide).to(values.dtype)

@@ -70,13 +70,13 @@ class Backlog:
         self._waiting[table].append((rows, nbytes))
         self.nbytes += nbytes
 
-    def write(self) -> OSError | None:
+    def write(self) -> Exception | None:
         """Write all that waits; the first thing that went wrong, or None when all is on disk."""
-        failure: OSError | None = None
+        failure: Exception | None = None
         for table in WRITE_ORDER:
             try:
                 self._write_table(table)
-            except OSError as error:
+            except Exception as error:  # of whatever kind: the other tables are fine, and the writer's thread lives on
                 failure = failure or error
         return failure
 

@@ -3,8 +3,7 @@
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +22,16 @@ from .failures import Failures
 from .files import make_folder
 from .folder import HEARTBEAT, last_attempt, this_writer, write_state, writer_file
 from .following import Follower, Following
-from .schema import Columns, to_table
+from .queued import Work, WorkQueue
+from .schema import to_table
 from .size import SizeLimit
 
 # Work that waits for the writer's thread, in rows by the caller's count (work of no rows counts as one).
 QUEUE_ROWS = 200_000
 # For a merge under way at the end of a run to notice that it should stop: it can be done again at any time.
 COMPACTOR_SECONDS = 1.0
-
-Work = Callable[[], Mapping[str, Columns]]
+# At the end of a run: what the work of one flush submits itself is for the next. A failure that is reported takes two.
+LAST_FLUSHES = 10
 
 
 @dataclass(eq=False, slots=True)
@@ -49,8 +49,9 @@ _WORK = _Request()  # there is work: flush when the interval is over
 class Writer:
     """Writes the rows of one rank of a run, from a daemon thread.
 
-    Files appear at most once each `flush_interval` seconds, at once for urgent work, at `close`, at exit and
-    at SIGTERM where nobody else handles it. In a forked child it does nothing at all.
+    Files appear about once each `flush_interval` seconds, also where work comes faster than it can be converted, and at
+    once for urgent work, at `close`, at exit and at SIGTERM where nobody else handles it. In a forked child it does
+    nothing at all.
 
     Nothing here raises into training. Where the disk refuses, rows wait in a bounded buffer
     (`BACKLOG_BYTES`); `on_warning` (by default `warnings.warn`) hears each cause once, from the writer's
@@ -87,18 +88,14 @@ class Writer:
         first = next_numbers(self._path, rank)
         self._backlog = Backlog(self._path, rank, attempt, self._wrote, may_write=self._may_write, first=first)
         self._following = Following(attempt)
-        self._flushed_at = self._beat_at = time.monotonic()
+        self._flushed_at = self._beat_at = time.monotonic()  # when the last flush began
 
-        self._work: deque[tuple[int, Work]] = deque()
-        # Reentrant, because a signal handler of the user's may submit while submit is running.
-        self._counting = threading.RLock()
-        self._rows_given = 0
-        self._rows_taken = 0
-        self._rows_refused = 0
+        self._queue = WorkQueue()
         # SimpleQueue.put may be called from a signal handler, whatever that has interrupted.
         self._requests: SimpleQueue[_Request] = SimpleQueue()
         self._awake = False
         self._closing: _Request | None = None
+        self._ended = False
         # The first array makes Arrow import pandas, where that is installed. Done by our thread, others that look for
         # it meanwhile, as Plotly does, would find half of it.
         pa.array([0])
@@ -130,18 +127,13 @@ class Writer:
         """Queue `work`; the writer's thread calls it to get {table: columns} (see `schema.to_table`).
 
         All its rows of one table go into one part. `rows` is about how many rows it makes. Never blocks,
-        never raises. False where the work was refused: the queue is full, the writer is closed, or this is a
-        forked child.
+        never raises. False where the work was refused: the queue is full, the writer is closed (to work itself, and
+        what follows the rows, only when all that waited is written), or this is a forked child.
         """
-        if self._closing is not None or self._taken_over or self._process != os.getpid():
+        if self._taken_over or self._process != os.getpid() or (self._closing is not None and not self._submits_last()):
             return False
-        weight = max(rows, 1)
-        with self._counting:
-            if self._rows_given - self._rows_taken + weight > QUEUE_ROWS and self._work:
-                self._rows_refused += weight
-                return False
-            self._rows_given += weight
-        self._work.append((weight, work))
+        if not self._queue.add(work, rows, QUEUE_ROWS):
+            return False
         if urgent:
             self._requests.put(_Request())
         elif not self._awake:
@@ -149,6 +141,10 @@ class Writer:
             self._awake = True
             self._requests.put(_WORK)
         return True
+
+    def _submits_last(self) -> bool:
+        """Whether this is the writer's thread, which still works the queue off while the writer is being closed."""
+        return threading.current_thread() is self._thread and not self._ended
 
     def flush(self, timeout: float | None = 10) -> bool:
         """Wait until all that was submitted so far is on disk, or recorded there as dropped.
@@ -183,7 +179,7 @@ class Writer:
     @property
     def dropped(self) -> dict[str, int]:
         """Table → rows lost so far; "queue": rows, by the caller's count, of work that was refused."""
-        refused = {"queue": self._rows_refused} if self._rows_refused else {}
+        refused = {"queue": self._queue.refused} if self._queue.refused else {}
         return {**self._backlog.dropped, **refused}
 
     @property
@@ -205,6 +201,7 @@ class Writer:
                 self._beat("running", every=HEARTBEAT)
                 self._compactor.start_if_due()
             else:
+                succeeded = self._end(succeeded)
                 self._stop(state)
             for request in requests:
                 request.succeeded = succeeded
@@ -241,35 +238,52 @@ class Writer:
         return not self._taken_over
 
     def _flush(self) -> bool:
+        """Convert all that is queued by now; whether it is on disk, or recorded there as dropped."""
         if not self._may_write():
-            self._work.clear()
+            self._queue.clear()
             self._backlog.give_up()
             return False
         try:
-            failure: Exception | None = self._take_work() or self._backlog.write()
-            if failure is None and self._failures.dropped(self.dropped):
-                failure = self._backlog.write()
-            # After the rows are safe, before the request is: what follows from them is on disk with them.
-            if self._tell_follower():
-                failure = self._backlog.write() or failure
+            failure = self._work_off()
         except Exception as error:  # this thread outlives everything: a dead one would lose the rest of the run
             failure = error
-        if failure is not None:
-            waiting = f"rows wait in memory (up to {BACKLOG_BYTES >> 20} MiB) and writing is tried again"
-            self._failures.say("write", f"cannot write to {self._path}: {failure}; training goes on, {waiting}")
-        self._flushed_at = time.monotonic()
+            self._say_not_written(error)
         return failure is None and not self._taken_over
 
-    def _take_work(self) -> OSError | None:
+    def _work_off(self) -> Exception | None:
+        """Convert and write all that is queued by now; why the rest is not on disk."""
+        # From beginning to beginning: what has come during a long flush does not wait for yet another interval.
+        self._flushed_at = began = time.monotonic()
         # First what an earlier flush could not write: where it can be now, that makes room for the rest.
         failure = self._backlog.write()
-        for _ in range(len(self._work)):
-            rows, work = self._work.popleft()
-            self._rows_taken += rows
-            self._convert(work)
-            if failure is None and self._backlog.nbytes >= PART_BYTES:
-                failure = self._backlog.write()
+        ended = time.monotonic()
+        for _ in range(len(self._queue)):
+            self._convert(self._queue.take())
+            # A thread that falls behind writes each interval too, lest a kill cost all that it has converted. Where
+            # writing takes longer than that, half of the time is left for converting: else it would never catch up.
+            overdue = time.monotonic() - ended >= max(self._interval, ended - began)
+            if overdue or (failure is None and self._backlog.nbytes >= PART_BYTES):
+                began = time.monotonic()
+                failure = self._save()
+                ended = time.monotonic()
+                self._beat("running", every=HEARTBEAT)
+        return self._save()
+
+    def _save(self) -> Exception | None:
+        """Write all that is converted, and show it to the follower; what has gone wrong."""
+        failure = self._backlog.write()
+        if failure is None and self._failures.dropped(self.dropped):
+            failure = self._backlog.write()
+        # After the rows are safe, before a request is: what follows from them is on disk with them.
+        if self._tell_follower():
+            failure = self._backlog.write() or failure
+        if failure is not None:
+            self._say_not_written(failure)
         return failure
+
+    def _say_not_written(self, failure: Exception) -> None:
+        waiting = f"rows wait in memory (up to {BACKLOG_BYTES >> 20} MiB) and writing is tried again"
+        self._failures.say("write", f"cannot write to {self._path}: {failure}; training goes on, {waiting}")
 
     def _convert(self, work: Work) -> None:
         try:
@@ -306,6 +320,15 @@ class Writer:
                 return
             with suppress(OSError):  # the rows matter; the next beat tries again
                 write_state(self._path, self._identity, state)
+
+    def _end(self, succeeded: bool) -> bool:
+        """After the flush that was to be the last: write what its own work has submitted, but not for ever."""
+        for _ in range(LAST_FLUSHES):
+            if not self._queue:
+                break
+            succeeded = self._flush()
+        self._ended = True
+        return self._flush() if self._queue.refuse_all() else succeeded
 
     def _stop(self, state: str) -> None:
         lost = self._backlog.give_up()

@@ -1,11 +1,14 @@
 """Global norms against float64 numpy."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from statsbridge.collect import statistics
 from statsbridge.collect.norms import combine_norms, global_norm
 from statsbridge.collect.statistics import Wanted, measure, sum_of_squares
 
@@ -39,6 +42,59 @@ def test_layouts() -> None:
         sparse,  # index 0 is there twice: its values add up
     ):
         assert global_norm([tensor]) == pytest.approx(oracle([tensor]), rel=2e-6)
+
+
+class Dispatched(TorchDispatchMode):
+    """The names of the operations of this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def sparse(indices: torch.Tensor | list[list[int]], values: torch.Tensor, *shape: int) -> torch.Tensor:
+    indices = torch.as_tensor(indices, dtype=torch.int64)
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+
+
+UNCOALESCED = {
+    "embedding": sparse(torch.randint(0, 50, (1, 300)), torch.randn(300, 16), 1000, 16),
+    "every dimension": sparse(torch.randint(0, 4, (3, 100)) * torch.tensor([[1], [2], [0]]), torch.randn(100), 4, 7, 1),
+    "bfloat16": sparse(torch.randint(0, 9, (1, 40)), torch.rand(40, 3).bfloat16(), 10, 3),
+    "cancels out": sparse([[2, 2, 5]], torch.tensor([1e3, -1e3, 1e-3]), 9),
+    "complex": sparse([[2, 2, 5]], torch.tensor([1 + 2j, 3j, 1]), 9),
+    "one": sparse([[2]], torch.tensor([[3.0, 4.0]]), 9, 2),
+    "nothing": sparse([[]], torch.empty(0, 4), 9, 4),
+}
+COUNTING = {"_coalesce", "coalesce", "_unique2", "nonzero", "_local_scalar_dense", "masked_select"}
+
+
+@pytest.mark.parametrize("case", UNCOALESCED)
+def test_the_device_is_not_asked_how_many_indices_a_sparse_gradient_has(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = UNCOALESCED[case]
+    exact = sparse(tensor._indices(), tensor._values().to(torch.complex128), *tensor.shape).to_dense()
+    monkeypatch.setattr(statistics, "runs_on_host", lambda tensor: False)
+    with Dispatched() as operations:
+        norm = global_norm([tensor, torch.zeros(3)])
+    rounded = 2**-8 if case == "bfloat16" else 1e-6
+    assert float(norm) == pytest.approx(torch.linalg.vector_norm(exact).item(), rel=rounded)
+    assert not operations.seen & COUNTING
+
+
+def test_sums_in_a_sparse_gradient_overflow_as_they_do_for_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.tensor([6e4, 6e4, 1.0], dtype=torch.float16)
+    tensor = sparse([[4, 4, 1]], values, 9)
+    assert global_norm([tensor]) == math.inf
+    monkeypatch.setattr(statistics, "runs_on_host", lambda tensor: False)
+    assert float(global_norm([tensor])) == math.inf
+    values[0] = math.nan
+    assert math.isnan(float(global_norm([sparse([[4, 4, 1]], values, 9)])))
 
 
 def test_not_a_number_and_infinity_are_told() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from statsbridge.log import writer as writer_module
 from statsbridge.log.failures import INTERNAL_ERRORS
 from statsbridge.log.folder import writer_file
 from statsbridge.log.parts import list_parts
+from statsbridge.log.writer import LAST_FLUSHES
 
 
 @pytest.fixture
@@ -94,6 +96,103 @@ def test_flushes_are_paced_but_urgent_work_is_not(run: Path) -> None:
     writer.submit(lambda: {"events": {"kind": "alert", "severity": "critical"}}, urgent=True)
     wait_until(lambda: list_parts(run, "events"))
     assert [(part.first, part.last) for part in list_parts(run, "scalars")] == [(0, 0), (1, 49)]
+    assert writer.close()
+
+
+class Clock:
+    """The writer's time, which passes only where a test lets it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        patch.setattr(writer_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+class Slow:
+    """Works whose conversion takes a while, held back until all of them are queued; each looks at the parts so far."""
+
+    def __init__(self, run: Path, clock: Clock) -> None:
+        self.behind: list[int] = []
+        self._run, self._clock, self._go_on = run, clock, threading.Event()
+
+    def work(self, step: int, seconds: float) -> dict[str, Any]:
+        assert self._go_on.wait(30)
+        self.behind.append(step - sum(part.rows for part in list_parts(self._run, "scalars")))
+        self._clock.now += seconds
+        return {"scalars": scalar_rows(step, a=1)}
+
+    def record(self, writer: Writer, steps: int, seconds: float) -> None:
+        for step in range(steps):
+            assert writer.submit(lambda step=step: self.work(step, seconds))
+        self._go_on.set()
+
+
+def test_a_thread_that_falls_behind_writes_each_interval(run: Path, clock: Clock) -> None:
+    """Or else a kill -9 would cost everything since it fell behind."""
+    writer = Writer(run, flush_interval=100.0)
+    shown: list[int] = []
+    writer.follow(lambda tables: shown.append(sum(rows.num_rows for rows in tables.values())) or {})
+    slow = Slow(run, clock)
+    slow.record(writer, 40, seconds=30.0)
+    assert writer.flush()
+    assert max(slow.behind) == 3, "the fourth is converted when the interval is over"
+    assert [part.rows for part in list_parts(run, "scalars")] == [4] * 10
+    assert [rows for rows in shown if rows] == [4] * 10
+    assert writer.close()
+    assert load(run).scalars["step"].to_pylist() == list(range(40))
+
+
+def test_on_a_slow_disk_half_of_the_time_is_left_for_the_work(
+    run: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = backlog_module.Backlog.write
+
+    def take_long(backlog: backlog_module.Backlog) -> OSError | None:
+        clock.now += 300.0 if backlog.nbytes else 0.0
+        return write(backlog)
+
+    monkeypatch.setattr(backlog_module.Backlog, "write", take_long)
+    writer = Writer(run, flush_interval=100.0)
+    Slow(run, clock).record(writer, 40, seconds=30.0)
+    assert writer.close()
+    rows = [part.rows for part in list_parts(run, "scalars")]
+    assert rows == [4, 10, 10, 10, 6]
+
+
+def test_a_thread_that_falls_behind_is_alive_to_others(
+    run: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its heartbeat stopped for two minutes, the run could be resumed elsewhere."""
+    beats: list[float] = []
+    monkeypatch.setattr(writer_module, "HEARTBEAT", 1000.0)
+    monkeypatch.setattr(writer_module, "write_state", lambda *_: beats.append(clock.now))
+    writer = Writer(run, flush_interval=100.0)
+    Slow(run, clock).record(writer, 400, seconds=30.0)
+    assert writer.flush()
+    assert len(beats) >= 10
+    assert max(np.diff(beats)) < 1200.0
+    assert writer.close()
+
+
+def test_what_came_during_a_long_flush_does_not_wait_another_interval(run: Path, clock: Clock) -> None:
+    writer = Writer(run, flush_interval=1000.0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold() -> dict[str, Any]:
+        begun.set()
+        assert go_on.wait(30)
+        return {"scalars": scalar_rows(0, a=1)}
+
+    writer.submit(hold, urgent=True)
+    assert begun.wait(30)
+    writer.submit(lambda: {"scalars": scalar_rows(1, a=1)})
+    clock.now += 1000.0
+    go_on.set()
+    wait_until(lambda: len(list_parts(run, "scalars")) == 2)
     assert writer.close()
 
 
@@ -178,6 +277,79 @@ def test_a_closed_writer_refuses_in_silence(run: Path) -> None:
     assert writer.flush()
     assert writer.close(state="stopped")
     assert list_runs(run.parent)[0].state == "finished"
+
+
+def test_what_follows_from_the_last_work_is_written_too(run: Path) -> None:
+    """Also what the follower of the last rows has to say, and what that work submits in turn."""
+    writer = Writer(run, flush_interval=3600)
+    told = threading.Event()
+
+    def say(message: str) -> bool:
+        return writer.submit(lambda: {"events": {"kind": "note", "message": message}})
+
+    def follow(tables: object) -> dict[str, Any]:
+        if not told.is_set():
+            told.set()
+            assert say("by the follower")
+        return {}
+
+    def work() -> dict[str, Any]:
+        assert writer.submit(lambda: {"scalars": scalar_rows(int(say("by its work")), a=1)})
+        return {"scalars": scalar_rows(0, a=1)}
+
+    writer.follow(follow)
+    writer.submit(work)
+    assert writer.close()
+    assert writer.submit(work) is False
+    data = load(run)
+    assert data.scalars["step"].to_pylist() == [0, 1]
+    assert sorted(event["message"] for event in data.events.to_pylist()) == ["by its work", "by the follower"]
+    assert not writer.dropped
+
+
+def test_work_that_submits_work_for_ever_is_ended_and_counted(run: Path, warned: list[str]) -> None:
+    writer = Writer(run, flush_interval=3600, on_warning=warned.append)
+
+    def work(step: int) -> dict[str, Any]:
+        for _ in range(2 if step == 0 else 1):
+            writer.submit(lambda: work(step + 1), rows=7)
+        return {"scalars": scalar_rows(step, a=1)}
+
+    writer.submit(lambda: work(0))
+    assert writer.close(30)
+    assert writer.dropped == {"queue": 14}
+    data = load(run)
+    assert max(data.scalars["step"].to_pylist()) == LAST_FLUSHES
+    assert data.scalars.num_rows == 2 * LAST_FLUSHES + 1
+    [event] = data.events.to_pylist()
+    assert (event["kind"], event["value"]) == ("rows_dropped", 14.0)
+    assert len(warned) == 1
+
+
+def test_an_error_while_writing_leaves_no_work_behind(
+    run: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that cannot be encoded cost themselves, and nothing of what was queued after them."""
+    monkeypatch.setattr(writer_module, "PART_BYTES", 1)
+    encode = backlog_module.encode
+
+    def refuse_events(table: str, *rows: Any, **about: Any) -> Any:
+        if table == "events" and refusing:
+            refusing.clear()
+            raise ValueError("on purpose")
+        return encode(table, *rows, **about)
+
+    refusing = [True]
+    monkeypatch.setattr(backlog_module, "encode", refuse_events)
+    writer = Writer(run, flush_interval=3600, on_warning=warned.append)
+    writer.submit(lambda: {"events": {"kind": "note", "message": "lost"}})
+    for step in range(5):
+        writer.submit(lambda step=step: {"scalars": scalar_rows(step, a=1)})
+    writer.close()
+    assert writer.dropped == {"events": 1}
+    data = load(run)
+    assert data.scalars["step"].to_pylist() == list(range(5))
+    assert [event["kind"] for event in data.events.to_pylist()] == ["rows_dropped"]
 
 
 def test_a_rank_has_one_writer(run: Path) -> None:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import statsbridge
 from statsbridge import StatsBridgeWarning
+from statsbridge.collect.reduce import Reducer
 
 Record = Callable[..., statsbridge.Run]
 
@@ -92,6 +93,20 @@ def test_an_optimizer_that_is_gone_is_not_waited_for(record: Record) -> None:
         run.step()
     run.finish()
     assert {r["step"] for r in rows(statsbridge.load(run.path))} == {0, 1, 2}
+
+
+def test_what_goes_wrong_in_the_last_write_is_on_record(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is closed already when the background thread comes upon it."""
+    monkeypatch.setattr(Reducer, "finish", lambda *_: 1 / 0)
+    model = nn.Linear(3, 2)
+    run = record(model, flush_interval=1000)
+    step(run, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, 3))
+    with pytest.warns(StatsBridgeWarning, match="ZeroDivisionError"):
+        run.finish()
+    data = statsbridge.load(run.path)
+    [event] = events(data, "internal_error")
+    assert "ZeroDivisionError" in event["message"]
+    assert sorted(scalars(data.scalars, "loss")) == [0]
 
 
 def test_refused_work_is_counted_off(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:

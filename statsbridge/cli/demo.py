@@ -86,8 +86,8 @@ def _train(directory: str, epochs: int) -> tuple[Path, str]:
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     config = {"seed": SEED, "batch": BATCH, "lr": LEARNING_RATE, "dead": dead}
 
-    run = statsbridge.init(model, every=10, name="demo", config=config, dir=directory)
-    with progress_bar(*_columns()) as progress:
+    recording = statsbridge.init(model, every=10, name="demo", config=config, dir=directory)
+    with recording as run, progress_bar(*_columns()) as progress:
         batches = -(-len(images) // BATCH)
         task = progress.add_task("training", total=epochs * batches, loss="", accuracy="")
         for epoch in range(epochs):
@@ -107,7 +107,6 @@ def _train(directory: str, epochs: int) -> tuple[Path, str]:
             if progress.disable:
                 line = f"epoch {epoch + 1}/{epochs}  validation loss {loss_text}  accuracy {accuracy_text}"
                 typer.echo(line, err=True)
-    run.finish()
     assert run.path is not None  # only a disabled run has none
     return run.path, dead
 

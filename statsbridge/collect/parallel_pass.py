@@ -1,4 +1,4 @@
-"""One pass over a large tensor in host memory on all cores that torch uses.
+"""One pass over a tensor in host memory on all cores that torch uses.
 
 Torch's operations, each of which is spread over the team of threads that training has: so a measurement scales as
 training does. Each thread's share of a block stays in its core's cache from one operation to the next.

@@ -1,4 +1,4 @@
-"""One pass over a tensor in host memory on one core: numpy, for tensors that are not worth a team of threads."""
+"""One pass over a tensor in host memory on one core: numpy, where torch has one thread or numbers are not finite."""
 
 import math
 import threading
